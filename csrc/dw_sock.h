@@ -1,0 +1,38 @@
+/* One look at a borrowed socket: what has its peer done? Takes no byte and no
+ * error: TCP_INFO, SIOCINQ and a zero-timeout poll() only (never SO_ERROR,
+ * never MSG_PEEK on Linux: a peek can take the reset away from the owner).
+ */
+#ifndef DW_SOCK_H
+#define DW_SOCK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "dw_flags.h"
+
+typedef struct {
+    uint64_t cookie; /* SO_COOKIE: this socket's own number; 0 unknown */
+    int family;
+    bool is_tcp;
+} dw_sock_kind;
+
+/* ERRORS: DW_EBADF, DW_ENOTSOCK (no stream socket, or a listening one). */
+int dw_sock_identify(int fd, dw_sock_kind *out);
+
+/* Turns what a poller saw (dw_poll_bits) into a reason, asking the kernel
+ * where the bits alone do not tell: an end of stream is believed of a TCP
+ * socket only if its state says that the peer's FIN came (our own SHUT_RD
+ * looks the same to a poller); an error is TIMED_OUT when probes or
+ * retransmissions went unanswered, else RESET.
+ * RETURNS: the reason, or DW_REASON_NONE when the peer is still there. */
+enum dw_reason dw_sock_classify(int fd, const dw_sock_kind *kind,
+                                uint32_t bits);
+
+/* Registered nowhere: is the peer gone, by what can be seen right now?
+ * RETURNS: the reason, 0 not gone. ERRORS: DW_EBADF, DW_ENOTSOCK. */
+int dw_sock_is_gone(int fd);
+
+/* RETURNS: unread bytes in the receive queue (SIOCINQ), or a negative code. */
+int dw_sock_unread(int fd);
+
+#endif

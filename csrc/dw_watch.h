@@ -1,0 +1,168 @@
+/* Connections and the watches on them: who asked to be told, and who was.
+ *
+ * A connection is one attached socket, for as long as it is open; the fd is
+ * borrowed. A watch is one request's interest in it:
+ *
+ *              arm                    event, lost()
+ *     (none) ───────► ARMED ────────────────────────► FIRED
+ *                       │                               │
+ *                       └──────────► (none) ◄───────────┘
+ *                           disarm: 0            disarm: 1
+ *
+ * Rules of this file:
+ *  1. What the kernel said of a connection is sticky. An event fires the
+ *     watches armed then whose mask holds its reason; a watch armed later
+ *     looks at the same bits and fires inside arm. Both happen under the
+ *     connection's lock, so no order of arm and event loses one.
+ *  2. An event carries slot and generation, never the fd. A mismatch is a
+ *     stale event: counted and dropped.
+ *  3. Firing = set the flag, then put the watch on its mailbox's list. Watches
+ *     are list nodes themselves, so a mailbox cannot overflow.
+ *  4. disarm says definitively whether the watch fired, and takes it off its
+ *     mailbox: after disarm no event of it is ever delivered.
+ *  5. detach returns only when no other thread is inside the connection. After
+ *     it the owner may close the fd.
+ *  6. The first source of a connection's end decides the reason that each watch
+ *     fired with; later ones add their bit and are counted.
+ *
+ * Lock order: watcher's table lock, connection lock, mailbox lock. No call out
+ * of this core with any of them held. arm and disarm make no system call.
+ *
+ * THREADS: any thread, on any connection. dw_watcher_poll from one at a time.
+ * Never: consumes a byte or an error of the socket, or sets one of its options.
+ */
+#ifndef DW_WATCH_H
+#define DW_WATCH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "dw_flags.h"
+
+typedef struct dw_watcher dw_watcher;
+typedef struct dw_mailbox dw_mailbox;
+
+/* generation << 32 | slot; 0 names nothing. */
+typedef uint64_t dw_conn_id;
+
+/* Unique on its connection for the connection's life; 0 names nothing. */
+typedef uint32_t dw_watch_id;
+
+/* A set of reasons: bit 1 << DW_REASON_x. */
+typedef uint32_t dw_reason_mask;
+#define DW_MASK(reason) (1U << (reason))
+#define DW_MASK_GONE                                          \
+    (DW_MASK(DW_REASON_RESET) | DW_MASK(DW_REASON_TIMED_OUT)  \
+     | DW_MASK(DW_REASON_OWNER_CLOSED))
+#define DW_MASK_ANY (DW_MASK_GONE | DW_MASK(DW_REASON_FIN))
+
+/* Who waits in the poller: a native thread of the watcher's, or the caller
+ * through dw_watcher_fd and dw_watcher_poll. */
+enum dw_driver { DW_DRIVER_THREAD, DW_DRIVER_LOOP };
+
+/* One fired watch, as a mailbox delivers it. */
+typedef struct {
+    dw_conn_id conn;
+    dw_watch_id watch;
+    uint32_t reason;
+    uint64_t at_ns;  /* when the event was seen */
+    uint64_t cookie; /* the caller's own, from arm */
+} dw_event;
+
+/* What is known of a connection. */
+typedef struct {
+    int fd;
+    uint32_t seen;     /* dw_reason_mask of all sources so far */
+    uint32_t reason;   /* of the first source; 0 still there */
+    int64_t unread;    /* bytes unread behind the FIN when it came; -1 unknown */
+    uint64_t seen_ns;  /* when the first source spoke */
+    bool is_blind;     /* unread bytes hide it from this poller */
+} dw_conn_info;
+
+typedef struct {
+    const char *poller;
+    enum dw_driver driver;
+    uint64_t num_connections;    /* attached now */
+    uint64_t num_armed;          /* watches armed and not fired, now */
+    uint64_t num_blind;          /* connections blind now */
+    uint64_t num_fired;          /* since creation, as all below */
+    uint64_t num_stale_events;
+    uint64_t num_second_sources; /* the same end told again by another source */
+    uint64_t num_wakeups;        /* returns from the poller's wait */
+    uint64_t num_signals[DW_REASON_MAX + 1]; /* first sources, by reason */
+} dw_watcher_stats;
+
+/* poller: "epoll", "poll", or NULL for the best the running kernel has.
+ * OWNERSHIP: borrows flags until dw_watcher_free.
+ * ERRORS: DW_EINVAL unknown name; DW_ENOTSUP the kernel or the driver cannot
+ * (the poll poller has no fd to hand to a loop). */
+int dw_watcher_create(dw_flags *flags, const char *poller,
+                      enum dw_driver driver, dw_watcher **out);
+
+/* Stops and joins the thread. Armed watches are forgotten unfired, their
+ * mailboxes woken; every later call but free answers DW_ECLOSED. Idempotent. */
+void dw_watcher_close(dw_watcher *watcher);
+
+/* Closes, and frees once no mailbox of it is left open. In a forked child it
+ * frees memory and the child's own copies of fds and joins nothing. */
+void dw_watcher_free(dw_watcher *watcher);
+
+/* OWNERSHIP: borrows fd until detach.
+ * ERRORS: DW_EBADF, DW_ENOTSOCK, DW_EEXIST (attached already), DW_ENOSPC,
+ * DW_ECLOSED, DW_EFORKED. An older connection under the same fd number whose
+ * socket was closed without detach is marked OWNER_CLOSED and keeps its slot
+ * until its own detach, which then leaves the new registration alone. */
+int dw_watcher_attach(dw_watcher *watcher, int fd, dw_conn_id *out);
+
+/* RETURNS: 0; DW_ESTALE if it was detached before. Armed watches are dropped
+ * unfired, undelivered events of its watches too. */
+int dw_watcher_detach(dw_watcher *watcher, dw_conn_id conn);
+
+/* mailbox: where to deliver, or NULL for the flag alone. flag: may be the zero
+ * name, for a delivery alone. mask: the reasons that fire it.
+ * RETURNS: 0 armed; 1 fired at once: what the mask asks for was seen before.
+ * ERRORS: DW_ESTALE, DW_ENOMEM, DW_ECLOSED, DW_EFORKED. */
+int dw_watcher_arm(dw_watcher *watcher, dw_conn_id conn, dw_flag flag,
+                   dw_reason_mask mask, dw_mailbox *mailbox, uint64_t cookie,
+                   dw_watch_id *out);
+
+/* RETURNS: 1 it had fired, 0 it had not and now never will.
+ * ERRORS: DW_ESTALE: no such watch (disarmed before, or its connection went). */
+int dw_watcher_disarm(dw_watcher *watcher, dw_conn_id conn, dw_watch_id watch);
+
+/* The owner's own word that the connection ended (connection_lost,
+ * http.disconnect). RETURNS: 1 it was news, 0 another source was first.
+ * ERRORS: DW_ESTALE, DW_EINVAL for a reason outside DW_MASK_ANY. */
+int dw_watcher_lost(dw_watcher *watcher, dw_conn_id conn, enum dw_reason reason);
+
+int dw_watcher_info(dw_watcher *watcher, dw_conn_id conn, dw_conn_info *out);
+
+/* Driver "loop": an fd readable while events wait (borrowed), and one round of
+ * handling them. timeout_ms as poll(2). RETURNS (poll): events handled.
+ * ERRORS: DW_ENOTSUP with the thread driver. */
+int dw_watcher_fd(const dw_watcher *watcher);
+int dw_watcher_poll(dw_watcher *watcher, int timeout_ms);
+
+void dw_watcher_read_stats(dw_watcher *watcher, dw_watcher_stats *out);
+
+/* A mailbox: fired watches wait in it for one consumer, whose loop polls the
+ * notify fd. Many threads post.
+ * OWNERSHIP: returns a mailbox, closed with dw_mailbox_close. */
+int dw_mailbox_create(dw_watcher *watcher, dw_mailbox **out);
+
+/* Readable while events wait. OWNERSHIP: borrowed, valid until close. */
+int dw_mailbox_fd(const dw_mailbox *mailbox);
+
+/* Clears the fd, then takes up to max_events; what is left makes the fd
+ * readable again. RETURNS: the number taken. */
+int dw_mailbox_drain(dw_mailbox *mailbox, dw_event *events, size_t max_events);
+
+/* Makes the fd readable with no event: wakes its consumer. */
+void dw_mailbox_wake(dw_mailbox *mailbox);
+
+/* Watches still armed with it stay armed and deliver nowhere. Returns only
+ * when no thread will write its fd again; then the fd is closed. */
+void dw_mailbox_close(dw_mailbox *mailbox);
+
+#endif
