@@ -41,10 +41,10 @@ static inline void dw_lock_release(dw_lock *lock)
  */
 extern void (*dw_sync_hook)(const char *point, void *arg);
 extern void *dw_sync_arg;
-#define DW_SYNC_POINT(point)                      \
-    do {                                          \
-        if (dw_sync_hook)                         \
-            dw_sync_hook((point), dw_sync_arg);   \
+#define DW_SYNC_POINT(point)                    \
+    do {                                        \
+        if (dw_sync_hook)                       \
+            dw_sync_hook((point), dw_sync_arg); \
     } while (0)
 #else
 #define DW_SYNC_POINT(point) ((void)0)

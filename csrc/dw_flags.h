@@ -37,9 +37,9 @@
 
 #include "dw_error.h"
 
-#define DW_FLAGS_NUM_SLOTS (1U << 20)
+#define DW_FLAGS_NUM_SLOTS      (1U << 20)
 #define DW_FLAGS_MAX_GENERATION ((1U << 23) - 1)
-#define DW_FLAGS_RANGE_SLOTS 1024U
+#define DW_FLAGS_RANGE_SLOTS    1024U
 
 /* Why a flag was set; the low byte of the word. */
 enum dw_reason {
@@ -63,10 +63,10 @@ typedef struct {
 } dw_flag;
 
 typedef struct {
-    uint64_t num_live;      /* slots with at least one reference */
-    uint64_t num_retired;   /* slots whose generation would have wrapped */
-    uint64_t num_cancels;   /* words set, each once */
-    uint64_t num_stale;     /* cancels refused for their generation */
+    uint64_t num_live;    /* slots with at least one reference */
+    uint64_t num_retired; /* slots whose generation would have wrapped */
+    uint64_t num_cancels; /* words set, each once */
+    uint64_t num_stale;   /* cancels refused for their generation */
 } dw_flags_stats;
 
 /* OWNERSHIP: returns a new table, freed with dw_flags_free, which unmaps it

@@ -52,9 +52,9 @@ typedef uint32_t dw_watch_id;
 /* A set of reasons: bit 1 << DW_REASON_x. */
 typedef uint32_t dw_reason_mask;
 #define DW_MASK(reason) (1U << (reason))
-#define DW_MASK_GONE                                          \
-    (DW_MASK(DW_REASON_RESET) | DW_MASK(DW_REASON_TIMED_OUT)  \
-     | DW_MASK(DW_REASON_OWNER_CLOSED))
+#define DW_MASK_GONE                                           \
+    (DW_MASK(DW_REASON_RESET) | DW_MASK(DW_REASON_TIMED_OUT) | \
+     DW_MASK(DW_REASON_OWNER_CLOSED))
 #define DW_MASK_ANY (DW_MASK_GONE | DW_MASK(DW_REASON_FIN))
 
 /* Who waits in the poller: a native thread of the watcher's, or the caller
@@ -73,20 +73,20 @@ typedef struct {
 /* What is known of a connection. */
 typedef struct {
     int fd;
-    uint32_t seen;     /* dw_reason_mask of all sources so far */
-    uint32_t reason;   /* of the first source; 0 still there */
-    int64_t unread;    /* bytes unread behind the FIN when it came; -1 unknown */
-    uint64_t seen_ns;  /* when the first source spoke */
-    bool is_blind;     /* unread bytes hide it from this poller */
+    uint32_t seen;    /* dw_reason_mask of all sources so far */
+    uint32_t reason;  /* of the first source; 0 still there */
+    int64_t unread;   /* bytes unread behind the FIN when it came; -1 unknown */
+    uint64_t seen_ns; /* when the first source spoke */
+    bool is_blind;    /* unread bytes hide it from this poller */
 } dw_conn_info;
 
 typedef struct {
     const char *poller;
     enum dw_driver driver;
-    uint64_t num_connections;    /* attached now */
-    uint64_t num_armed;          /* watches armed and not fired, now */
-    uint64_t num_blind;          /* connections blind now */
-    uint64_t num_fired;          /* since creation, as all below */
+    uint64_t num_connections; /* attached now */
+    uint64_t num_armed;       /* watches armed and not fired, now */
+    uint64_t num_blind;       /* connections blind now */
+    uint64_t num_fired;       /* since creation, as all below */
     uint64_t num_stale_events;
     uint64_t num_second_sources; /* the same end told again by another source */
     uint64_t num_wakeups;        /* returns from the poller's wait */
@@ -134,7 +134,8 @@ int dw_watcher_disarm(dw_watcher *watcher, dw_conn_id conn, dw_watch_id watch);
 /* The owner's own word that the connection ended (connection_lost,
  * http.disconnect). RETURNS: 1 it was news, 0 another source was first.
  * ERRORS: DW_ESTALE, DW_EINVAL for a reason outside DW_MASK_ANY. */
-int dw_watcher_lost(dw_watcher *watcher, dw_conn_id conn, enum dw_reason reason);
+int dw_watcher_lost(dw_watcher *watcher, dw_conn_id conn,
+                    enum dw_reason reason);
 
 int dw_watcher_info(dw_watcher *watcher, dw_conn_id conn, dw_conn_info *out);
 
