@@ -29,8 +29,16 @@ typedef struct dw_fork_guard {
 int dw_fork_register(dw_fork_guard *guard);
 void dw_fork_unregister(dw_fork_guard *guard);
 
-/* Starts `run(arg)` on a thread named "disconnect-watch" with all signals
- * blocked and a small stack. Joined with pthread_join. */
+static inline bool dw_fork_is_child(const dw_fork_guard *guard)
+{
+    /* Relaxed: pairs with the store in the fork handler, which ran on the
+     * only thread that the child had then. */
+    return atomic_load_explicit(&guard->is_forked, memory_order_relaxed);
+}
+
+/* Starts `run(arg)` on a thread named "dw-watcher" with all signals blocked
+ * and a small stack. Joined with pthread_join. ERRORS: those of pthread_create
+ * (-EAGAIN: too many threads). */
 int dw_thread_start(pthread_t *out, void *(*run)(void *), void *arg);
 
 #endif
