@@ -1,0 +1,4 @@
+"""The embedded engine: continuous batching over a paged cache, and requests that can be cancelled.
+
+Needs the ``engine`` extra (torch, safetensors, tokenizers).
+"""

@@ -1,0 +1,109 @@
+"""Weights on disk, in the layout of Hugging Face, to and from the fused names of the model."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from disconnect_watch.engine.config import ModelConfig
+from disconnect_watch.engine.errors import CheckpointError
+from disconnect_watch.engine.model import LlamaModel
+
+__all__ = ["load_model", "to_hugging_face"]
+
+# Within one layer: our name, and theirs; several of theirs lie behind each other in ours.
+LAYER_PARTS = {
+    "input_layernorm": ("input_layernorm",),
+    "qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "q_norm": ("self_attn.q_norm",),
+    "k_norm": ("self_attn.k_norm",),
+    "o_proj": ("self_attn.o_proj",),
+    "post_attention_layernorm": ("post_attention_layernorm",),
+    "gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    "down_proj": ("mlp.down_proj",),
+}
+OUTER_PARTS = {
+    "embed_tokens": "model.embed_tokens",
+    "norm": "model.norm",
+    "lm_head": "lm_head",
+}
+
+
+def load_model(path: str | Path, config: ModelConfig, *, dtype: torch.dtype) -> LlamaModel:
+    """Builds the model and fills it from the ``*.safetensors`` files of a directory.
+
+    Args:
+        path: holds ``model.safetensors``, or shards and ``model.safetensors.index.json``.
+        config: of that same directory.
+        dtype: what the weights are converted to.
+
+    Raises:
+        CheckpointError: a file or tensor is missing, damaged, or of another shape than the
+            config says.
+    """
+    with torch.device("meta"):
+        model = LlamaModel(config)
+    tensors = dict(_read_tensors(Path(path)))
+    state: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        sources = _their_names(name)
+        missing = [source for source in sources if source not in tensors]
+        if missing:
+            raise CheckpointError(f"{path} has no tensor {missing[0]}")
+        tensor = torch.cat([tensors[source].to(dtype) for source in sources])
+        if tensor.shape != parameter.shape:
+            raise CheckpointError(
+                f"{' + '.join(sources)} has shape {tuple(tensor.shape)}, config.json asks for "
+                f"{tuple(parameter.shape)}"
+            )
+        state[name] = tensor
+    model.load_state_dict(state, assign=True)
+    return model.eval().requires_grad_(False)
+
+
+def to_hugging_face(model: LlamaModel) -> dict[str, Tensor]:
+    """Returns the weights under the names that ``transformers`` reads, contiguous and detached."""
+    config = model.config
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    sizes = {"qkv_proj": (queries, keys, keys), "gate_up_proj": (config.intermediate_size,) * 2}
+    state: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        sources = _their_names(name)
+        part = name.split(".")[-2]
+        pieces = torch.split(parameter.detach(), sizes.get(part, (parameter.shape[0],)))
+        state.update(
+            (source, piece.contiguous()) for source, piece in zip(sources, pieces, strict=True)
+        )
+    return state
+
+
+def _their_names(name: str) -> list[str]:
+    """Translates one of our parameter names, ``layers.0.qkv_proj.weight`` or ``norm.weight``."""
+    match name.split("."):
+        case ["layers", index, part, kind]:
+            return [f"model.layers.{index}.{theirs}.{kind}" for theirs in LAYER_PARTS[part]]
+        case [part, kind]:
+            return [f"{OUTER_PARTS[part]}.{kind}"]
+    raise AssertionError(name)
+
+
+def _read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    index = path / "model.safetensors.index.json"
+    if index.exists():
+        try:
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            files = sorted(set(weight_map.values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{index} is no index of safetensors files") from error
+    else:
+        files = ["model.safetensors"]
+    for file in files:
+        try:
+            with safe_open(path / file, framework="pt") as shard:
+                for name in shard.keys():  # noqa: SIM118 - not a dict, it cannot be iterated
+                    yield name, shard.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path / file} cannot be read: {error}") from error
