@@ -117,6 +117,13 @@ int dw_flag_acked(const dw_flags *flags, dw_flag flag, uint32_t *step);
  * it relaxed: all they need is in the one word. */
 const uint32_t *dw_flag_address(const dw_flags *flags, uint32_t slot);
 
+/* The one load of the hot path. Relaxed: everything a reader needs, generation
+ * and reason, is in this word. */
+static inline uint32_t dw_flag_load(const uint32_t *address)
+{
+    return __atomic_load_n(address, __ATOMIC_RELAXED);
+}
+
 /* Sleeps on the table's doorbell until one of the flags is cancelled (or
  * stale), the timeout ends, or a signal arrives. timeout_ns < 0: no timeout.
  * RETURNS: the index of the first such flag.

@@ -1,0 +1,371 @@
+# cython: language_level=3
+# The binding: one class a C handle, one funnel for errors, no policy.
+#
+# Flag and Connection are subclassed by token.py and watcher.py, which document
+# them; their hot methods are inherited as they stand here, because a Python
+# wrapper around each would cost more than the call.
+#
+# The C lock protects C state, so nothing here needs the GIL for its safety;
+# calls that can block release it, the others are shorter than a release.
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+
+from disconnect_watch cimport _dw
+
+from disconnect_watch.errors import (
+    ClosedError,
+    ForkedError,
+    StaleWatchError,
+    UnsupportedSocketError,
+)
+
+MASK_ANY = _dw.DW_MASK_ANY
+MASK_GONE = _dw.DW_MASK_GONE
+
+cdef enum:
+    MAX_EVENTS = 64
+
+
+cdef int _check(int rc, str tried, object value=None) except -1:
+    if rc >= 0:
+        return rc
+    cdef str said = (<bytes>_dw.dw_strerror(rc)).decode()
+    cdef str text = f"{tried} {value!r}: {said}" if value is not None else f"{tried}: {said}"
+    if rc == _dw.DW_ESTALE:
+        raise StaleWatchError(text)
+    if rc == _dw.DW_ECLOSED:
+        raise ClosedError(text)
+    if rc == _dw.DW_EFORKED:
+        raise ForkedError(text)
+    if rc == _dw.DW_ENOTSOCK:
+        raise UnsupportedSocketError(text)
+    raise OSError(-rc, text)
+
+
+def clock_ns():
+    return _dw.dw_clock_ns()
+
+
+def is_gone(int fd):
+    return _check(_dw.dw_sock_is_gone(fd), "look at fd", fd)
+
+
+cdef class Flags:
+    cdef _dw.dw_flags *_flags
+
+    def __cinit__(self, int memfd=-1):
+        if memfd >= 0:
+            _check(_dw.dw_flags_map(memfd, &self._flags), "map flag table of fd", memfd)
+        else:
+            _check(_dw.dw_flags_create(&self._flags), "create flag table")
+
+    def __dealloc__(self):
+        _dw.dw_flags_free(self._flags)
+
+    def fileno(self):
+        return _dw.dw_flags_memfd(self._flags)
+
+    def bell(self):
+        return _dw.dw_flags_bell(self._flags)
+
+    def ring(self):
+        _dw.dw_flags_ring(self._flags)
+
+    def wait_bell(self, uint32_t seen, int64_t timeout_ns):
+        cdef int rc
+        with nogil:
+            rc = _dw.dw_flags_wait_bell(self._flags, seen, timeout_ns)
+        if rc == _dw.DW_EINTR:
+            PyErr_CheckSignals()
+            return True
+        if rc == _dw.DW_ETIMEDOUT:
+            return False
+        _check(rc, "wait for the doorbell")
+        return True
+
+    def reclaim(self):
+        return _check(_dw.dw_flags_reclaim(self._flags), "reclaim flags")
+
+    def stats(self):
+        cdef _dw.dw_flags_stats stats
+        _dw.dw_flags_read_stats(self._flags, &stats)
+        return stats.num_live, stats.num_retired, stats.num_cancels, stats.num_stale
+
+
+cdef class Flag:
+    cdef readonly Flags table
+    cdef _dw.dw_flag _flag
+    cdef const uint32_t *_word
+
+    def __cinit__(self, Flags table not None):
+        self.table = table
+        _check(_dw.dw_flag_alloc(table._flags, &self._flag), "allocate a cancel flag")
+        self._word = _dw.dw_flag_address(table._flags, self._flag.slot)
+
+    def __dealloc__(self):
+        if self._flag.generation:
+            _dw.dw_flag_release(self.table._flags, self._flag)
+
+    @property
+    def slot(self):
+        return self._flag.slot
+
+    @property
+    def generation(self):
+        return self._flag.generation
+
+    @property
+    def address(self):
+        return <uintptr_t>self._word
+
+    @property
+    def cancelled(self):
+        cdef uint32_t word = _dw.dw_flag_load(self._word)
+        # Our reference holds the generation still, but in a forked child it is
+        # the parent's reference, and the parent may have let go of the slot.
+        if word >> 8 != self._flag.generation:
+            _check(_dw.DW_ESTALE, "read flag", self._flag.slot)
+        return word & 0xFF != 0
+
+    @property
+    def reason_code(self):
+        return _check(
+            _dw.dw_flag_reason(self.table._flags, self._flag), "read flag", self._flag.slot
+        )
+
+    def cancel_code(self, int reason):
+        cdef int rc = _dw.dw_flag_cancel(
+            self.table._flags, self._flag, reason, _dw.dw_clock_ns()
+        )
+        return _check(rc, "cancel flag with reason", reason) == 1
+
+    def times(self):
+        cdef uint64_t at_ns = 0
+        cdef uint64_t stored_ns = 0
+        _check(
+            _dw.dw_flag_times(self.table._flags, self._flag, &at_ns, &stored_ns),
+            "read flag", self._flag.slot,
+        )
+        return at_ns, stored_ns
+
+    def ack(self, uint32_t step):
+        _check(_dw.dw_flag_ack(self.table._flags, self._flag, step), "acknowledge step", step)
+
+    @property
+    def acked(self):
+        cdef uint32_t step = 0
+        _check(
+            _dw.dw_flag_acked(self.table._flags, self._flag, &step), "read flag", self._flag.slot
+        )
+        return step
+
+    def wait_ns(self, int64_t timeout_ns):
+        cdef int rc
+        with nogil:
+            rc = _dw.dw_flags_wait(self.table._flags, &self._flag, 1, timeout_ns)
+        if rc == _dw.DW_EINTR:
+            PyErr_CheckSignals()
+            return None
+        if rc == _dw.DW_ETIMEDOUT:
+            return False
+        _check(rc, "wait for flag", self._flag.slot)
+        return True
+
+
+cdef class Watcher:
+    cdef _dw.dw_watcher *_watcher
+    cdef readonly Flags flags
+
+    def __cinit__(self, Flags flags not None, str poller, bint is_loop_driven):
+        cdef bytes name = b"" if poller is None else poller.encode()
+        self.flags = flags
+        _check(
+            _dw.dw_watcher_create(
+                flags._flags,
+                NULL if poller is None else <const char *>name,
+                _dw.DW_DRIVER_LOOP if is_loop_driven else _dw.DW_DRIVER_THREAD,
+                &self._watcher,
+            ),
+            "create a watcher with poller", poller,
+        )
+
+    def __dealloc__(self):
+        _dw.dw_watcher_free(self._watcher)
+
+    def close(self):
+        with nogil:
+            _dw.dw_watcher_close(self._watcher)
+
+    def fileno(self):
+        return _check(_dw.dw_watcher_fd(self._watcher), "get the watcher's fd")
+
+    def poll_ms(self, int timeout_ms):
+        cdef int rc
+        with nogil:
+            rc = _dw.dw_watcher_poll(self._watcher, timeout_ms)
+        return _check(rc, "poll the watcher")
+
+    def read_stats(self):
+        cdef _dw.dw_watcher_stats stats
+        cdef int i
+        _dw.dw_watcher_read_stats(self._watcher, &stats)
+        return (
+            (<bytes>stats.poller).decode(),
+            stats.driver == _dw.DW_DRIVER_LOOP,
+            stats.num_connections,
+            stats.num_armed,
+            stats.num_blind,
+            stats.num_fired,
+            stats.num_stale_events,
+            stats.num_second_sources,
+            stats.num_wakeups,
+            tuple([stats.num_signals[i] for i in range(_dw.DW_REASON_MAX + 1)]),
+        )
+
+
+cdef class Mailbox:
+    cdef _dw.dw_mailbox *_mailbox
+    cdef readonly Watcher watcher
+
+    def __cinit__(self, Watcher watcher not None):
+        self.watcher = watcher
+        _check(_dw.dw_mailbox_create(watcher._watcher, &self._mailbox), "create a mailbox")
+
+    def __dealloc__(self):
+        _dw.dw_mailbox_close(self._mailbox)
+
+    def fileno(self):
+        if self._mailbox == NULL:
+            _check(_dw.DW_ECLOSED, "get the mailbox's fd")
+        return _check(_dw.dw_mailbox_fd(self._mailbox), "get the mailbox's fd")
+
+    def drain_codes(self):
+        cdef _dw.dw_event events[MAX_EVENTS]
+        cdef int i, n
+        if self._mailbox == NULL:
+            return []
+        n = _check(
+            _dw.dw_mailbox_drain(self._mailbox, events, MAX_EVENTS), "drain the mailbox"
+        )
+        return [
+            (events[i].cookie, events[i].reason, events[i].at_ns, events[i].watch)
+            for i in range(n)
+        ]
+
+    def wake(self):
+        if self._mailbox != NULL:
+            _dw.dw_mailbox_wake(self._mailbox)
+
+    def close(self):
+        cdef _dw.dw_mailbox *mailbox = self._mailbox
+        self._mailbox = NULL
+        _dw.dw_mailbox_close(mailbox)
+
+
+cdef class Connection:
+    cdef readonly Watcher watcher
+    cdef _dw.dw_conn_id _conn
+    cdef readonly int fd
+
+    def __cinit__(self, Watcher watcher not None, int fd):
+        self.watcher = watcher
+        self.fd = fd
+        _check(_dw.dw_watcher_attach(watcher._watcher, fd, &self._conn), "attach fd", fd)
+
+    def __dealloc__(self):
+        if self._conn:
+            _dw.dw_watcher_detach(self.watcher._watcher, self._conn)
+
+    def arm(
+        self,
+        Flag token=None,
+        *,
+        uint32_t mask=_dw.DW_MASK_ANY,
+        Mailbox mailbox=None,
+        uint64_t cookie=0,
+    ):
+        """Fire ``token`` and deliver to ``mailbox`` when the peer leaves in a way ``mask`` names.
+
+        What was seen earlier fires inside this call. Makes no system call.
+
+        Args:
+            token: the flag to set; None for a delivery alone.
+            mask: ``MASK_ANY``, or ``MASK_GONE`` to let a half-close pass.
+            mailbox: where to deliver; None for the flag alone.
+            cookie: handed back with the delivery, 64 bits.
+
+        Returns:
+            The watch id, for ``disarm``.
+
+        Raises:
+            StaleWatchError: the connection was detached.
+            ClosedError: the watcher or the mailbox was closed.
+
+        Threads: any.
+        """
+        cdef _dw.dw_flag flag
+        cdef _dw.dw_mailbox *box = NULL
+        cdef _dw.dw_watch_id watch_id = 0
+        flag.slot = 0
+        flag.generation = 0
+        if token is not None:
+            if token.table is not self.watcher.flags:
+                raise ValueError("arm: the token is of another flag table than the watcher")
+            flag = token._flag
+        if mailbox is not None:
+            box = mailbox._mailbox
+            if box == NULL:
+                _check(_dw.DW_ECLOSED, "arm with a mailbox")
+        _check(
+            _dw.dw_watcher_arm(
+                self.watcher._watcher, self._conn, flag, mask, box, cookie, &watch_id
+            ),
+            "arm on fd", self.fd,
+        )
+        return watch_id
+
+    def disarm(self, uint32_t watch_id):
+        """End the watch; after it neither flag nor mailbox hears of it.
+
+        Returns:
+            Whether it had fired; False means that it never will.
+
+        Raises:
+            StaleWatchError: no such watch on this connection any more.
+
+        Threads: any.
+        """
+        return _check(
+            _dw.dw_watcher_disarm(self.watcher._watcher, self._conn, watch_id),
+            "disarm watch", watch_id,
+        ) == 1
+
+    def lost_code(self, int reason):
+        return _check(
+            _dw.dw_watcher_lost(self.watcher._watcher, self._conn, reason),
+            "report as lost fd", self.fd,
+        ) == 1
+
+    def detach(self):
+        """Stop watching; returns when no other thread is inside. The owner may then close the fd.
+
+        Idempotent. Watches still armed are dropped unfired.
+
+        Threads: any.
+        """
+        cdef _dw.dw_conn_id conn = self._conn
+        self._conn = 0
+        if conn:
+            _dw.dw_watcher_detach(self.watcher._watcher, conn)
+
+    @property
+    def is_attached(self):
+        return self._conn != 0
+
+    def read_info(self):
+        cdef _dw.dw_conn_info info
+        _check(
+            _dw.dw_watcher_info(self.watcher._watcher, self._conn, &info),
+            "read connection of fd", self.fd,
+        )
+        return info.fd, info.seen, info.reason, info.unread, info.seen_ns, info.is_blind
