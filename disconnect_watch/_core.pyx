@@ -232,7 +232,8 @@ cdef class Mailbox:
         _check(_dw.dw_mailbox_create(watcher._watcher, &self._mailbox), "create a mailbox")
 
     def __dealloc__(self):
-        _dw.dw_mailbox_close(self._mailbox)
+        if self._mailbox != NULL:
+            _dw.dw_mailbox_close(self._mailbox)
 
     def fileno(self):
         if self._mailbox == NULL:
@@ -259,7 +260,8 @@ cdef class Mailbox:
     def close(self):
         cdef _dw.dw_mailbox *mailbox = self._mailbox
         self._mailbox = NULL
-        _dw.dw_mailbox_close(mailbox)
+        if mailbox != NULL:
+            _dw.dw_mailbox_close(mailbox)
 
 
 cdef class Connection:

@@ -1,0 +1,100 @@
+# Two commands for a newcomer: `make serve` and `make test`. Each sets up what it
+# needs in .venv, once; a second run starts in seconds. CI runs the same targets.
+
+PYTHON ?= python3
+VENV ?= .venv
+PORT ?= 8000
+METRICS_PORT ?= 8002
+MODEL ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+CONSTRAINTS := .ci/constraints.txt
+CSRC := $(wildcard csrc/*.c)
+SOURCES := setup.py $(CSRC) $(wildcard csrc/*.h) disconnect_watch/_core.pyx disconnect_watch/_dw.pxd
+STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
+	-Wstrict-prototypes -Wmissing-prototypes -Werror
+
+.PHONY: serve test test-py test-c sanitize tsan lint types fmt build dev bench bench-quick ci clean
+
+serve: $(VENV)/.serve
+	$(BIN)/disconnect-watch serve --http-port $(PORT) --metrics-port $(METRICS_PORT) \
+		$(if $(MODEL),--model "$(MODEL)")
+
+test: test-py test-c
+
+test-py: $(VENV)/.dev
+	$(BIN)/python -m pytest -q
+
+test-c:
+	$(MAKE) -C tests/c run SAN=none
+
+sanitize:
+	$(MAKE) -C tests/c run SAN=address,undefined
+
+tsan:
+	$(MAKE) -C tests/c run SAN=thread
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	PATH="$(BIN):$$PATH" $(BIN)/cython-lint disconnect_watch
+	$(BIN)/clang-format --dry-run -Werror csrc/*.[ch] tests/c/*.[ch]
+	for source in $(CSRC); do \
+		$(CC) $(STRICT) -fsyntax-only $$source && \
+		$(CC) $(STRICT) -DDW_TESTING -fsyntax-only $$source || exit 1; \
+	done
+
+types: $(VENV)/.dev
+	$(BIN)/mypy disconnect_watch tests bench
+	$(BIN)/python -m mypy.stubtest disconnect_watch._core
+
+fmt: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i csrc/*.[ch] tests/c/*.[ch]
+
+build dev: $(VENV)/.dev
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m bench.watch_cost
+	$(BIN)/python -m bench.latency
+
+bench-quick: $(VENV)/.dev
+	$(BIN)/python -m bench.watch_cost --quick
+	$(BIN)/python -m bench.latency --quick
+
+ci: lint types test sanitize tsan
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info tests/c/build disconnect_watch/_core.c \
+		disconnect_watch/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# The venv, with a word on what a bare system lacks.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "$(PYTHON) is older than 3.11: set PYTHON to a newer one"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null \
+		|| { echo "$(PYTHON) has no venv module: apt-get install python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; \
+		sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
+		|| { echo "$(PYTHON) has no C headers: apt-get install python3-dev"; exit 1; }
+	@command -v $(CC) >/dev/null || { echo "no C compiler ($(CC)): apt-get install gcc"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp an extra; the editable install also builds the extension.
+$(VENV)/.installed-%: $(BIN)/python pyproject.toml $(CONSTRAINTS)
+	$(PIP) install -q -c $(CONSTRAINTS) setuptools Cython
+	$(PIP) install -q -c $(CONSTRAINTS) --no-build-isolation -e '.[$*]'
+	@touch $@
+
+# Rebuilt when a source of the extension is newer than the last build.
+$(VENV)/.serve: $(VENV)/.installed-server $(SOURCES)
+	$(BIN)/python setup.py -q build_ext --inplace
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed-dev $(SOURCES)
+	$(BIN)/python setup.py -q build_ext --inplace
+	@touch $@
+
+.PRECIOUS: $(VENV)/.installed-%
