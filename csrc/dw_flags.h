@@ -14,11 +14,15 @@
  * slot's next tenant, and because the generation moves only when the last
  * reference goes, neither can recycling lose a cancel that is under way.
  *
+ * While a slot is free its word is 0, which matches no name.
+ *
  * The table is a sparse memfd of fixed size, mapped whole and never grown, so
  * that a device registers its pages once. Timestamps, acks and reference
  * counts lie beside the words, not between them. Each process allocates from
  * ranges that it owns (pid and start time in the range's header); the ranges
- * of a dead process are cancelled and taken back by dw_flags_reclaim.
+ * of a dead process are cancelled and taken back by dw_flags_reclaim. That holds
+ * within one pid namespace. What a process that died had retained of others'
+ * flags is not known, and keeps those slots.
  *
  * Generations run 1 ... 2^23-1 (so that a signed shift on a device is safe);
  * a slot whose generation would wrap is retired, never reused.
@@ -26,6 +30,7 @@
  * THREADS: every function may be called from any thread and any process that
  * maps the table. A child of fork() may read, wait and cancel; its alloc
  * claims ranges of its own, and its release of what the parent held is a no-op.
+ * A reference goes back through the handle that took it.
  *
  * Never: blocks (but dw_flags_wait), calls back, or logs.
  */
@@ -70,7 +75,9 @@ typedef struct {
 } dw_flags_stats;
 
 /* OWNERSHIP: returns a new table, freed with dw_flags_free, which unmaps it
- * and closes the memfd; flags still referenced elsewhere live on there. */
+ * and closes the memfd; flags still referenced elsewhere live on there, until a
+ * reclaim there cancels them as those of a dead process.
+ * ERRORS: DW_ENOTSUP before Linux 4.14 (MADV_WIPEONFORK). */
 int dw_flags_create(dw_flags **out);
 
 /* Maps the table behind a memfd of dw_flags_create, in another process.
@@ -87,7 +94,8 @@ int dw_flags_memfd(const dw_flags *flags);
  * ERRORS: DW_ENOSPC when no slot is free. */
 int dw_flag_alloc(dw_flags *flags, dw_flag *out);
 
-/* ERRORS: DW_ESTALE when the flag has no reference left or moved on. */
+/* ERRORS: DW_ESTALE when the flag has no reference left or moved on; DW_ENOSPC
+ * when it has 2^20 - 1 of them in this process or in the others together. */
 int dw_flag_retain(dw_flags *flags, dw_flag flag);
 
 /* Gives a reference back; the last one moves the generation on. */
@@ -109,7 +117,9 @@ int dw_flag_reason(const dw_flags *flags, dw_flag flag);
 int dw_flag_times(const dw_flags *flags, dw_flag flag, uint64_t *at_ns,
                   uint64_t *stored_ns);
 
-/* The step number that a device or engine acknowledged the cancel with; 0 none. */
+/* The step number that a device or engine acknowledged the cancel with.
+ * RETURNS: 0, and in step 0 while there is none.
+ * ERRORS: DW_ESTALE; DW_EINVAL for an ack of step 0. */
 int dw_flag_ack(dw_flags *flags, dw_flag flag, uint32_t step);
 int dw_flag_acked(const dw_flags *flags, dw_flag flag, uint32_t *step);
 
@@ -146,5 +156,12 @@ void dw_flags_ring(dw_flags *flags);
 int dw_flags_reclaim(dw_flags *flags);
 
 void dw_flags_read_stats(const dw_flags *flags, dw_flags_stats *out);
+
+#ifdef DW_TESTING
+/* Sets the generation that a free slot is next handed out with, since none can
+ * be brought to its end by use. ERRORS: DW_EINVAL if the slot is not free. */
+int dw_flags_set_generation(dw_flags *flags, uint32_t slot,
+                            uint32_t generation);
+#endif
 
 #endif

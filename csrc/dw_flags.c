@@ -1,0 +1,397 @@
+#include "dw_flags.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "dw_clock.h"
+#include "dw_flags_table.h"
+
+#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
+
+/* Takes memfd, also on failure. */
+static int flags_open(int memfd, dw_flags **out)
+{
+    int rc;
+    dw_flags *flags = malloc(sizeof *flags);
+    if (!flags) {
+        rc = DW_ENOMEM;
+        goto fail_close;
+    }
+    flags->memfd = memfd;
+    flags->table = mmap(NULL, sizeof(dw_flags_table), PROT_READ | PROT_WRITE,
+                        MAP_SHARED, memfd, 0);
+    if (flags->table == MAP_FAILED) {
+        rc = -errno;
+        goto fail_free;
+    }
+    flags->local = mmap(NULL, sizeof(dw_flags_local), PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (flags->local == MAP_FAILED) {
+        rc = -errno;
+        goto fail_unmap_table;
+    }
+    if (madvise(flags->local, sizeof(dw_flags_local), MADV_WIPEONFORK)) {
+        rc = DW_ENOTSUP; /* Linux before 4.14 */
+        goto fail_unmap_local;
+    }
+    *out = flags;
+    return DW_OK;
+
+fail_unmap_local:
+    munmap(flags->local, sizeof(dw_flags_local));
+fail_unmap_table:
+    munmap(flags->table, sizeof(dw_flags_table));
+fail_free:
+    free(flags);
+fail_close:
+    close(memfd);
+    return rc;
+}
+
+int dw_flags_create(dw_flags **out)
+{
+    *out = NULL;
+    int memfd =
+        memfd_create("disconnect-watch", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (memfd < 0)
+        return -errno;
+    /* Sealed, so that no process can shrink the file under another's mapping
+     * and have it die of SIGBUS. */
+    if (ftruncate(memfd, sizeof(dw_flags_table)) ||
+        fcntl(memfd, F_ADD_SEALS, SEALS | F_SEAL_SEAL)) {
+        int rc = -errno;
+        close(memfd);
+        return rc;
+    }
+    int rc = flags_open(memfd, out);
+    if (rc)
+        return rc;
+    dw_flags_table *table = (*out)->table;
+    table->magic = TABLE_MAGIC;
+    table->layout = TABLE_LAYOUT;
+    table->num_slots = DW_FLAGS_NUM_SLOTS;
+    return DW_OK;
+}
+
+int dw_flags_map(int memfd, dw_flags **out)
+{
+    *out = NULL;
+    struct stat stat;
+    if (fstat(memfd, &stat))
+        return -errno;
+    int seals = fcntl(memfd, F_GET_SEALS);
+    if (seals < 0 || (seals & SEALS) != SEALS ||
+        stat.st_size != (off_t)sizeof(dw_flags_table))
+        return DW_EINVAL;
+    int own = fcntl(memfd, F_DUPFD_CLOEXEC, 3);
+    if (own < 0)
+        return -errno;
+    int rc = flags_open(own, out);
+    if (rc)
+        return rc;
+    const dw_flags_table *table = (*out)->table;
+    if (table->magic != TABLE_MAGIC || table->layout != TABLE_LAYOUT ||
+        table->num_slots != DW_FLAGS_NUM_SLOTS) {
+        dw_flags_free(*out);
+        *out = NULL;
+        return DW_EINVAL;
+    }
+    return DW_OK;
+}
+
+void dw_flags_free(dw_flags *flags)
+{
+    if (!flags)
+        return;
+    dw_flags_abandon(flags);
+    munmap(flags->local, sizeof(dw_flags_local));
+    munmap(flags->table, sizeof(dw_flags_table));
+    close(flags->memfd);
+    free(flags);
+}
+
+int dw_flags_memfd(const dw_flags *flags)
+{
+    return flags->memfd;
+}
+
+static uint64_t refs_unit(const dw_flags *flags, uint32_t slot)
+{
+    return is_own_slot(flags, slot) ? REFS_OWN : REFS_FOREIGN;
+}
+
+static int ref_get(dw_flags *flags, dw_flag flag, uint64_t unit)
+{
+    _Atomic uint64_t *refs = &flags->table->refs[flag.slot];
+    uint64_t seen = atomic_load_explicit(refs, memory_order_relaxed);
+    uint64_t all = unit * REFS_OWN_COUNTS;
+    do {
+        if (!refs_are_live(seen, flag.generation))
+            return DW_ESTALE;
+        if ((seen & all) == all)
+            return DW_ENOSPC;
+        /* Acquire: pairs with the release store in dw_flag_alloc. */
+    } while (!atomic_compare_exchange_weak_explicit(
+        refs, &seen, seen + unit, memory_order_acquire, memory_order_relaxed));
+    return DW_OK;
+}
+
+static void ref_put(dw_flags *flags, dw_flag flag, uint64_t unit)
+{
+    _Atomic uint64_t *refs = &flags->table->refs[flag.slot];
+    uint64_t seen = atomic_load_explicit(refs, memory_order_relaxed);
+    uint64_t left;
+    do {
+        if (!refs_are_live(seen, flag.generation) ||
+            !(seen & (unit * REFS_OWN_COUNTS)))
+            return;
+        left = seen - unit;
+        /* The last one stays in the word while its holder cleans up, so that
+         * a reclaim knows whether it was the dead owner who did. */
+        if (!(left & REFS_COUNTS))
+            left = seen | REFS_CLEANING;
+        /* Release: what was done under this reference comes before the slot's
+         * next use. Acquire: pairs with it in whoever drops the last one. */
+    } while (!atomic_compare_exchange_weak_explicit(
+        refs, &seen, left, memory_order_acq_rel, memory_order_relaxed));
+    if (left & REFS_CLEANING)
+        dw_flags_recycle(flags, flag.slot, flag.generation);
+}
+
+void dw_flags_recycle(dw_flags *flags, uint32_t slot, uint32_t generation)
+{
+    dw_flags_table *table = flags->table;
+    DW_SYNC_POINT("flags:release-last");
+    /* Seq_cst: either a waiter that has counted itself sees the word gone, or
+     * dw_flags_ring_stale sees the waiter. */
+    uint32_t word =
+        atomic_exchange_explicit(&table->words[slot], 0, memory_order_seq_cst);
+    /* A cancelled slot alone has touched these pages. Release: a reader that
+     * meets the zeros sees the reference word that came before them, and so
+     * that its name is stale; pairs with the acquire loads of its readers. */
+    if (word & 0xff) {
+        atomic_store_explicit(&table->stored_ns[slot], 0, memory_order_release);
+        atomic_store_explicit(&table->at_ns[slot], 0, memory_order_release);
+    }
+    if (atomic_load_explicit(&table->acks[slot], memory_order_relaxed))
+        atomic_store_explicit(&table->acks[slot], 0, memory_order_release);
+
+    uint64_t free_refs = (uint64_t)(generation + 1) << REFS_GENERATION_SHIFT;
+    if (generation == DW_FLAGS_MAX_GENERATION) {
+        atomic_store_explicit(&table->refs[slot], REFS_RETIRED,
+                              memory_order_relaxed);
+        atomic_fetch_add_explicit(&table->num_retired, 1, memory_order_relaxed);
+    } else if (is_own_slot(flags, slot)) {
+        dw_flags_put_slot(flags, slot, free_refs);
+    } else {
+        /* Release: pairs with the acquire load of the owner that finds it. */
+        atomic_store_explicit(&table->refs[slot], free_refs,
+                              memory_order_release);
+    }
+    if (!(word & 0xff))
+        dw_flags_ring_stale(flags, slot);
+}
+
+int dw_flag_retain(dw_flags *flags, dw_flag flag)
+{
+    if (flag.slot >= DW_FLAGS_NUM_SLOTS)
+        return DW_ESTALE;
+    uint64_t unit = refs_unit(flags, flag.slot);
+    int rc = ref_get(flags, flag, unit);
+    if (!rc && unit == REFS_FOREIGN)
+        atomic_fetch_add_explicit(&flags->local->foreign[flag.slot], 1,
+                                  memory_order_relaxed);
+    return rc;
+}
+
+/* One of the references that this process took on another's slot; false if it
+ * has none, as a forked child has none of what its parent held. */
+static bool foreign_take(dw_flags *flags, uint32_t slot)
+{
+    _Atomic uint32_t *held = &flags->local->foreign[slot];
+    uint32_t seen = atomic_load_explicit(held, memory_order_relaxed);
+    do {
+        if (!seen)
+            return false;
+        /* Relaxed: a count of this process's own; the reference word orders. */
+    } while (!atomic_compare_exchange_weak_explicit(
+        held, &seen, seen - 1, memory_order_relaxed, memory_order_relaxed));
+    return true;
+}
+
+void dw_flag_release(dw_flags *flags, dw_flag flag)
+{
+    if (flag.slot >= DW_FLAGS_NUM_SLOTS)
+        return;
+    if (is_own_slot(flags, flag.slot)) {
+        ref_put(flags, flag, REFS_OWN);
+        return;
+    }
+    /* The name first: a stale one must not use up the count of a good one.
+     * Relaxed: while this process holds the name its generation stands. */
+    uint64_t refs = atomic_load_explicit(&flags->table->refs[flag.slot],
+                                         memory_order_relaxed);
+    if (refs_are_live(refs, flag.generation) && foreign_take(flags, flag.slot))
+        ref_put(flags, flag, REFS_FOREIGN);
+}
+
+int dw_flag_cancel(dw_flags *flags, dw_flag flag, enum dw_reason reason,
+                   uint64_t at_ns)
+{
+    if ((int)reason <= DW_REASON_NONE || (int)reason > DW_REASON_MAX)
+        return DW_EINVAL;
+    dw_flags_table *table = flags->table;
+    uint64_t unit = REFS_FOREIGN;
+    int rc = DW_ESTALE;
+    if (flag.slot < DW_FLAGS_NUM_SLOTS) {
+        unit = refs_unit(flags, flag.slot);
+        rc = ref_get(flags, flag, unit);
+    }
+    if (rc) {
+        if (rc == DW_ESTALE)
+            atomic_fetch_add_explicit(&table->num_stale, 1,
+                                      memory_order_relaxed);
+        return rc;
+    }
+    DW_SYNC_POINT("flags:cancel-retained");
+    uint32_t live = flag.generation << 8;
+    /* Seq_cst: either dw_flags_wait, which counts itself before it looks, sees
+     * the word, or dw_flags_ring_cancel sees the waiter. */
+    bool is_first = atomic_compare_exchange_strong_explicit(
+        &table->words[flag.slot], &live, live | (uint32_t)reason,
+        memory_order_seq_cst, memory_order_relaxed);
+    if (is_first) {
+        DW_SYNC_POINT("flags:cancel-stored");
+        atomic_store_explicit(&table->at_ns[flag.slot], at_ns,
+                              memory_order_relaxed);
+        /* Release: publishes at_ns too; pairs with the load in flag_times. */
+        atomic_store_explicit(&table->stored_ns[flag.slot], dw_clock_ns(),
+                              memory_order_release);
+        atomic_fetch_add_explicit(&table->num_cancels, 1, memory_order_relaxed);
+        dw_flags_ring_cancel(flags, flag.slot);
+    }
+    ref_put(flags, flag, unit);
+    return is_first;
+}
+
+int dw_flag_reason(const dw_flags *flags, dw_flag flag)
+{
+    if (flag.slot >= DW_FLAGS_NUM_SLOTS || !flag.generation)
+        return DW_ESTALE;
+    /* Relaxed: all there is to know is in the one word. */
+    uint32_t word = atomic_load_explicit(&flags->table->words[flag.slot],
+                                         memory_order_relaxed);
+    return word >> 8 == flag.generation ? (int)(word & 0xff) : DW_ESTALE;
+}
+
+/* What was read beside the word belongs to this flag if the name is still good
+ * afterwards: whoever overwrites it moves the reference word on first. */
+static bool is_still_live(const dw_flags *flags, dw_flag flag)
+{
+    /* Relaxed: ordered by the caller's acquire loads before it. */
+    uint64_t refs = atomic_load_explicit(&flags->table->refs[flag.slot],
+                                         memory_order_relaxed);
+    return refs_are_live(refs, flag.generation);
+}
+
+int dw_flag_times(const dw_flags *flags, dw_flag flag, uint64_t *at_ns,
+                  uint64_t *stored_ns)
+{
+    *at_ns = 0;
+    *stored_ns = 0;
+    int reason = dw_flag_reason(flags, flag);
+    if (reason <= 0)
+        return reason;
+    /* Acquire, twice: pair with the winner's release store in dw_flag_cancel
+     * and with the zeros of dw_flags_recycle. */
+    uint64_t stored = atomic_load_explicit(&flags->table->stored_ns[flag.slot],
+                                           memory_order_acquire);
+    uint64_t at = atomic_load_explicit(&flags->table->at_ns[flag.slot],
+                                       memory_order_acquire);
+    if (!is_still_live(flags, flag))
+        return DW_ESTALE;
+    if (!stored)
+        return 0;
+    *at_ns = at;
+    *stored_ns = stored;
+    return 1;
+}
+
+int dw_flag_ack(dw_flags *flags, dw_flag flag, uint32_t step)
+{
+    if (!step)
+        return DW_EINVAL;
+    if (flag.slot >= DW_FLAGS_NUM_SLOTS)
+        return DW_ESTALE;
+    /* Under a reference, so that it cannot land on the slot's next tenant. */
+    uint64_t unit = refs_unit(flags, flag.slot);
+    int rc = ref_get(flags, flag, unit);
+    if (rc)
+        return rc;
+    /* Release: what the engine did before it acknowledged is seen by who reads
+     * the ack; pairs with dw_flag_acked. */
+    atomic_store_explicit(&flags->table->acks[flag.slot], step,
+                          memory_order_release);
+    ref_put(flags, flag, unit);
+    return DW_OK;
+}
+
+int dw_flag_acked(const dw_flags *flags, dw_flag flag, uint32_t *step)
+{
+    *step = 0;
+    if (flag.slot >= DW_FLAGS_NUM_SLOTS)
+        return DW_ESTALE;
+    /* Acquire: pairs with dw_flag_ack, and with a device's store. */
+    uint32_t ack = atomic_load_explicit(&flags->table->acks[flag.slot],
+                                        memory_order_acquire);
+    if (!is_still_live(flags, flag))
+        return DW_ESTALE;
+    *step = ack;
+    return DW_OK;
+}
+
+const uint32_t *dw_flag_address(const dw_flags *flags, uint32_t slot)
+{
+    return (const uint32_t *)&flags->table->words[slot];
+}
+
+void dw_flags_read_stats(const dw_flags *flags, dw_flags_stats *out)
+{
+    dw_flags_table *table = flags->table;
+    *out = (dw_flags_stats){
+        .num_retired =
+            atomic_load_explicit(&table->num_retired, memory_order_relaxed),
+        .num_cancels =
+            atomic_load_explicit(&table->num_cancels, memory_order_relaxed),
+        .num_stale =
+            atomic_load_explicit(&table->num_stale, memory_order_relaxed),
+    };
+    /* Counted here rather than at every alloc, and only where some process
+     * ever took a slot: reading an untouched page would allocate it. */
+    for (uint32_t slot = 0; slot < DW_FLAGS_NUM_SLOTS; slot++) {
+        if (!atomic_load_explicit(&table->owners[slot / DW_FLAGS_RANGE_SLOTS],
+                                  memory_order_relaxed)) {
+            slot += DW_FLAGS_RANGE_SLOTS - 1;
+            continue;
+        }
+        uint64_t refs =
+            atomic_load_explicit(&table->refs[slot], memory_order_relaxed);
+        if (refs_are_live(refs, refs_generation(refs)))
+            out->num_live++;
+    }
+}
+
+#ifdef DW_TESTING
+int dw_flags_set_generation(dw_flags *flags, uint32_t slot, uint32_t generation)
+{
+    _Atomic uint64_t *refs = &flags->table->refs[slot];
+    if (!refs_are_free(atomic_load_explicit(refs, memory_order_relaxed)))
+        return DW_EINVAL;
+    atomic_store_explicit(refs, (uint64_t)generation << REFS_GENERATION_SHIFT,
+                          memory_order_relaxed);
+    return DW_OK;
+}
+#endif
