@@ -19,6 +19,9 @@ typedef struct {
 /* ERRORS: DW_EBADF, DW_ENOTSOCK (no stream socket, or a listening one). */
 int dw_sock_identify(int fd, dw_sock_kind *out);
 
+/* False when fd is closed, or names another socket than it did. */
+bool dw_sock_is_same(int fd, const dw_sock_kind *kind);
+
 /* Turns what a poller saw (dw_poll_bits) into a reason, asking the kernel
  * where the bits alone do not tell: an end of stream is believed of a TCP
  * socket only if its state says that the peer's FIN came (our own SHUT_RD
