@@ -17,7 +17,7 @@
 
 #include "dw_error.h"
 
-/* What was seen. The watch layer asks the socket itself (TCP_INFO) before it
+/* What was seen; an event without bits says that an fd is blind no more. The watch layer asks the socket itself (TCP_INFO) before it
  * believes an end of stream; see dw_sock.h. */
 enum dw_poll_bits {
     DW_POLL_EOF = 1,   /* the peer sends no more */
@@ -48,6 +48,10 @@ typedef struct {
     /* ERRORS: DW_EBADF and -ENOENT when the owner closed the fd first; the
      * set no longer holds it then either way. */
     int (*remove)(dw_poller *poller, int fd, uint64_t key);
+
+    /* The end of stream reported last was not the peer's (the owner's own
+     * SHUT_RD looks the same): goes on looking for the real one. */
+    void (*recheck)(dw_poller *poller, int fd, uint64_t key);
 
     /* timeout_ms < 0: until something happens. RETURNS: the number of events;
      * 0 on timeout or after wake. A signal is not an error. */
