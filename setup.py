@@ -20,14 +20,17 @@ SOURCES = [
     "csrc/dw_error.c",
     "csrc/dw_base.c",
     "csrc/dw_clock.c",
+    "csrc/dw_conn.c",
     "csrc/dw_flags.c",
     "csrc/dw_flags_ranges.c",
     "csrc/dw_flags_wait.c",
+    "csrc/dw_mailbox.c",
     "csrc/dw_process.c",
     "csrc/dw_sock.c",
     "csrc/dw_poller_poll.c",
     "csrc/dw_thread.c",
     "csrc/dw_watch.c",
+    "csrc/dw_watcher.c",
 ]
 if sys.platform == "linux":
     SOURCES.append("csrc/dw_poller_epoll.c")
@@ -35,14 +38,17 @@ if sys.platform == "linux":
 HEADERS = [
     "csrc/dw_base.h",
     "csrc/dw_clock.h",
+    "csrc/dw_conn.h",
     "csrc/dw_error.h",
     "csrc/dw_flags.h",
     "csrc/dw_flags_table.h",
+    "csrc/dw_mailbox.h",
     "csrc/dw_poller.h",
     "csrc/dw_process.h",
     "csrc/dw_sock.h",
     "csrc/dw_thread.h",
     "csrc/dw_watch.h",
+    "csrc/dw_watcher.h",
     "disconnect_watch/_dw.pxd",
 ]
 

@@ -14,7 +14,8 @@
 #define DW_INTERNAL __attribute__((visibility("hidden")))
 
 /* A lock of four bytes for sections of a few dozen instructions that make no
- * system call, except that the poller's own fd bookkeeping may. pthread
+ * system call, except that a connection's lock is held while its fd goes into
+ * or out of a poller and while an event asks the socket what happened. pthread
  * mutexes are 40 bytes, and one sits in each of 18,000 connections. It yields
  * rather than spins, so a preempted holder costs its time slice and no more.
  */

@@ -142,7 +142,7 @@ int dw_watcher_info(dw_watcher *watcher, dw_conn_id conn, dw_conn_info *out);
 /* Driver "loop": an fd readable while events wait (borrowed), and one round of
  * handling them. timeout_ms as poll(2). RETURNS (poll): events handled.
  * ERRORS: DW_ENOTSUP with the thread driver. */
-int dw_watcher_fd(const dw_watcher *watcher);
+int dw_watcher_fd(dw_watcher *watcher);
 int dw_watcher_poll(dw_watcher *watcher, int timeout_ms);
 
 void dw_watcher_read_stats(dw_watcher *watcher, dw_watcher_stats *out);

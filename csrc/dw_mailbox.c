@@ -1,0 +1,183 @@
+#include "dw_mailbox.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+int dw_mailbox_create(dw_watcher *watcher, dw_mailbox **out)
+{
+    const dw_fork_guard *guard = dw_watcher_guard(watcher);
+    dw_mailbox *mailbox;
+    int rc;
+
+    *out = NULL;
+    if (dw_fork_is_child(guard))
+        return DW_EFORKED;
+    mailbox = calloc(1, sizeof(*mailbox));
+    if (!mailbox)
+        return DW_ENOMEM;
+    mailbox->watcher = watcher;
+    mailbox->guard = guard;
+    mailbox->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (mailbox->fd < 0) {
+        rc = -errno;
+        goto fail_free;
+    }
+    pthread_mutex_init(&mailbox->lock, NULL);
+    rc = dw_watcher_adopt(watcher, mailbox);
+    if (rc)
+        goto fail_close;
+    *out = mailbox;
+    return DW_OK;
+
+fail_close:
+    pthread_mutex_destroy(&mailbox->lock);
+    close(mailbox->fd);
+fail_free:
+    free(mailbox);
+    return rc;
+}
+
+int dw_mailbox_fd(const dw_mailbox *mailbox)
+{
+    return dw_fork_is_child(mailbox->guard) ? DW_EFORKED : mailbox->fd;
+}
+
+/* With the lock held. */
+static void ring(dw_mailbox *mailbox)
+{
+    /* It cannot fail: nobody counts to 2^64 - 2 between two drains. */
+    eventfd_write(mailbox->fd, 1);
+    mailbox->state = DW_MAILBOX_RUNG;
+}
+
+void dw_mailbox_post(dw_mailbox *mailbox, dw_mail *mail, dw_mailbox **owed)
+{
+    pthread_mutex_lock(&mailbox->lock);
+    mail->is_posted = true;
+    mail->next = NULL;
+    mail->prev = mailbox->last;
+    if (mailbox->last)
+        mailbox->last->next = mail;
+    else
+        mailbox->first = mail;
+    mailbox->last = mail;
+    if (mailbox->state == DW_MAILBOX_QUIET) {
+        mailbox->state = DW_MAILBOX_OWED;
+        mailbox->next_owed = *owed;
+        *owed = mailbox;
+    }
+    pthread_mutex_unlock(&mailbox->lock);
+}
+
+void dw_mailbox_ring_all(dw_mailbox *owed)
+{
+    while (owed) {
+        dw_mailbox *next = owed->next_owed;
+
+        pthread_mutex_lock(&owed->lock);
+        ring(owed);
+        pthread_mutex_unlock(&owed->lock);
+        owed = next;
+    }
+}
+
+/* With the lock held. */
+static void take_out(dw_mailbox *mailbox, dw_mail *mail)
+{
+    if (mail->prev)
+        mail->prev->next = mail->next;
+    else
+        mailbox->first = mail->next;
+    if (mail->next)
+        mail->next->prev = mail->prev;
+    else
+        mailbox->last = mail->prev;
+    mail->is_posted = false;
+}
+
+void dw_mailbox_forget(dw_mailbox *mailbox, dw_mail *mail)
+{
+    pthread_mutex_lock(&mailbox->lock);
+    if (mail->is_posted)
+        take_out(mailbox, mail);
+    pthread_mutex_unlock(&mailbox->lock);
+}
+
+int dw_mailbox_drain(dw_mailbox *mailbox, dw_event *events, size_t max_events)
+{
+    eventfd_t count;
+    int num_events = 0;
+
+    if (dw_fork_is_child(mailbox->guard))
+        return DW_EFORKED;
+    pthread_mutex_lock(&mailbox->lock);
+    eventfd_read(mailbox->fd, &count);
+    if (mailbox->is_ended) {
+        num_events = DW_ECLOSED;
+        goto unlock;
+    }
+    while (mailbox->first && (size_t)num_events < max_events) {
+        events[num_events++] = mailbox->first->event;
+        take_out(mailbox, mailbox->first);
+    }
+    if (mailbox->state == DW_MAILBOX_RUNG) {
+        mailbox->state = DW_MAILBOX_QUIET;
+        if (mailbox->first)
+            ring(mailbox);
+    }
+
+unlock:
+    pthread_mutex_unlock(&mailbox->lock);
+    return num_events;
+}
+
+void dw_mailbox_wake(dw_mailbox *mailbox)
+{
+    if (dw_fork_is_child(mailbox->guard))
+        return;
+    pthread_mutex_lock(&mailbox->lock);
+    if (mailbox->state == DW_MAILBOX_QUIET)
+        ring(mailbox);
+    pthread_mutex_unlock(&mailbox->lock);
+}
+
+void dw_mailbox_end(dw_mailbox *mailbox)
+{
+    pthread_mutex_lock(&mailbox->lock);
+    mailbox->is_ended = true;
+    if (mailbox->state == DW_MAILBOX_QUIET)
+        ring(mailbox);
+    pthread_mutex_unlock(&mailbox->lock);
+}
+
+static bool is_owed(dw_mailbox *mailbox)
+{
+    bool owed;
+
+    pthread_mutex_lock(&mailbox->lock);
+    owed = mailbox->state == DW_MAILBOX_OWED;
+    pthread_mutex_unlock(&mailbox->lock);
+    return owed;
+}
+
+void dw_mailbox_close(dw_mailbox *mailbox)
+{
+    dw_watcher *watcher;
+
+    if (!mailbox)
+        return;
+    watcher = mailbox->watcher;
+    if (!dw_fork_is_child(mailbox->guard)) {
+        dw_watcher_disown(watcher, mailbox);
+        /* No watch names it any more, so the write that a poster may still
+         * owe is the last. */
+        while (is_owed(mailbox))
+            sched_yield();
+        pthread_mutex_destroy(&mailbox->lock);
+    }
+    close(mailbox->fd);
+    free(mailbox);
+    dw_watcher_release(watcher);
+}
