@@ -1,5 +1,13 @@
 """Notice that a client left, and cancel its work. See README.md for the drop-in."""
 
+try:
+    import disconnect_watch._core
+except ImportError as error:
+    raise ImportError(
+        "the extension disconnect_watch._core is missing or was built for another Python: "
+        "run 'make build' in a checkout, or 'pip install --force-reinstall disconnect-watch'"
+    ) from error
+
 from disconnect_watch.errors import (
     ClientDisconnected,
     ClosedError,

@@ -178,11 +178,14 @@ cdef class Watcher:
 
     def __cinit__(self, Flags flags not None, str poller, bint is_loop_driven):
         cdef bytes name = b"" if poller is None else poller.encode()
+        cdef const char *c_name = NULL
+        if poller is not None:
+            c_name = name
         self.flags = flags
         _check(
             _dw.dw_watcher_create(
                 flags._flags,
-                NULL if poller is None else <const char *>name,
+                c_name,
                 _dw.DW_DRIVER_LOOP if is_loop_driven else _dw.DW_DRIVER_THREAD,
                 &self._watcher,
             ),

@@ -16,7 +16,7 @@ cdef extern from "dw_clock.h" nogil:
     uint64_t dw_clock_ns() noexcept
 
 cdef extern from "dw_flags.h" nogil:
-    ctypedef enum dw_reason:
+    enum dw_reason:
         DW_REASON_MAX
     ctypedef struct dw_flags:
         pass
@@ -65,7 +65,7 @@ cdef extern from "dw_watch.h" nogil:
         pass
     ctypedef uint64_t dw_conn_id
     ctypedef uint32_t dw_watch_id
-    ctypedef enum dw_driver:
+    enum dw_driver:
         DW_DRIVER_THREAD
         DW_DRIVER_LOOP
     ctypedef struct dw_event:
