@@ -1,7 +1,7 @@
 """Notice that a client left, and cancel its work. See README.md for the drop-in."""
 
 try:
-    import disconnect_watch._core
+    from disconnect_watch import _core as _core
 except ImportError as error:
     raise ImportError(
         "the extension disconnect_watch._core is missing or was built for another Python: "

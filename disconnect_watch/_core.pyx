@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, auto_pickle=False, autotestdict=False
 # The binding: one class a C handle, one funnel for errors, no policy.
 #
 # Flag and Connection are subclassed by token.py and watcher.py, which document
