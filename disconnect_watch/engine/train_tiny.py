@@ -1,0 +1,283 @@
+"""Train the small model that ships with the package, on text that comes with CPython.
+
+    python -m disconnect_watch.engine.train_tiny --out DIR
+
+The model need not know anything. It must give a demonstration something readable to stream, for
+as long as its context lasts. Three choices follow from that:
+
+* The text is only ``pydoc_data.topics``, the language reference that ``help()`` prints. It is
+  small enough to be learnt nearly by heart within the half hour that one CPU thread needs, and a
+  model of this size that recites stays legible where one that generalises babbles.
+* Short windows teach the text cheaply, but a model that has never seen position 512 falls apart
+  there. The last part of the run therefore trains on windows of the whole context.
+* Documents follow each other within a volume, and only a volume ends with the end-of-text token,
+  so a generation seldom stops by itself before its ``max_tokens``.
+
+The decoder is the engine's own, with dense attention; the directory is in Hugging Face's form.
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from pydoc_data import topics
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from disconnect_watch.engine.attention import CausalAttention
+from disconnect_watch.engine.checkpoint import to_hugging_face
+from disconnect_watch.engine.config import ModelConfig
+from disconnect_watch.engine.model import LlamaModel
+from disconnect_watch.engine.rotary import Rotary
+
+__all__ = ["CONFIG", "END_OF_TEXT", "main", "read_documents", "train_and_save"]
+
+END_OF_TEXT = "<|endoftext|>"
+DOCUMENTS_PER_VOLUME = 8
+SHORT_WINDOWS_PER_STEP = 4
+SHORT_WINDOW = 256
+# Shares of the run, both counted from its end.
+LONG_WINDOW_SHARE = 0.04
+DECAY_SHARE = 0.6
+WARMUP_STEPS = 200
+PEAK_LEARNING_RATE = 3e-3
+INITIAL_STD = 0.02
+STEPS_PER_REPORT = 100
+
+# The shape, in Hugging Face's words. Few layers: each costs Python time for every decoded token.
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 2048,
+    "hidden_size": 256,
+    "intermediate_size": 640,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+
+
+def new_model(config: ModelConfig, *, seed: int) -> LlamaModel:
+    """Returns a model that knows nothing yet."""
+    torch.manual_seed(seed)
+    model = LlamaModel(config)
+    residual_std = INITIAL_STD / math.sqrt(2 * config.num_layers)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            is_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+            nn.init.normal_(parameter, std=residual_std if is_residual else INITIAL_STD)
+    return model
+
+
+def read_documents() -> list[str]:
+    """Returns the help topics of the running CPython, in the order of their names."""
+    return [topics.topics[name].strip() + "\n\n\n" for name in sorted(topics.topics)]
+
+
+def train_tokenizer(documents: Sequence[str], *, vocab_size: int) -> Tokenizer:
+    """Learns a byte-level BPE in which every UTF-8 text round-trips.
+
+    An encoded prompt begins with ``END_OF_TEXT``, as a volume does in training.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{END_OF_TEXT} $A",
+        special_tokens=[(END_OF_TEXT, tokenizer.token_to_id(END_OF_TEXT))],
+    )
+    return tokenizer
+
+
+class Text:
+    """The encoded documents, dealt out without end as batches to train on."""
+
+    def __init__(self, documents: Sequence[str], tokenizer: Tokenizer, *, seed: int) -> None:
+        encodings = tokenizer.encode_batch(list(documents), add_special_tokens=False)
+        self._documents = [torch.tensor(encoding.ids) for encoding in encodings]
+        self._end = torch.tensor([tokenizer.token_to_id(END_OF_TEXT)])
+        self._generator = torch.Generator().manual_seed(seed)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(document) for document in self._documents)
+
+    def _epoch(self) -> Tensor:
+        """Returns all documents in a new order, from a random place on and round."""
+        pieces: list[Tensor] = []
+        order = torch.randperm(len(self._documents), generator=self._generator)
+        for i, index in enumerate(order.tolist()):
+            if i % DOCUMENTS_PER_VOLUME == 0:
+                pieces.append(self._end)
+            pieces.append(self._documents[index])
+        stream = torch.cat(pieces)
+        offset = int(torch.randint(len(stream), (1,), generator=self._generator))
+        return stream.roll(-offset)
+
+    def batches(self, num_windows: int, length: int) -> Iterator[Tensor]:
+        """Yields windows, each with the token after it: [num_windows, length + 1], int64.
+
+        The windows tile the text; what an epoch leaves over begins the next batch.
+        """
+        num_tokens = num_windows * length
+        starts = torch.arange(num_windows)[:, None] * length
+        rest = torch.empty(0, dtype=torch.int64)
+        while True:
+            while len(rest) <= num_tokens:
+                rest = torch.cat((rest, self._epoch()))
+            yield rest[starts + torch.arange(length + 1)]
+            rest = rest[num_tokens:]
+
+
+def learning_rate(step: int, steps: int) -> float:
+    """Warms up, holds, then falls in a straight line to nothing after the last step."""
+    warm = (step + 1) / min(WARMUP_STEPS, steps)
+    fall = (steps - step) / max(1.0, DECAY_SHARE * steps)
+    return PEAK_LEARNING_RATE * min(warm, 1.0, fall)
+
+
+def train(model: LlamaModel, text: Text, *, steps: int) -> Iterator[float]:
+    """Trains in place, and yields the loss of each step, in nats a token, once it is applied."""
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
+    context = model.config.max_position_embeddings
+    rotary = Rotary(model.config, length=context, dtype=torch.float32)
+    long_from = steps - round(LONG_WINDOW_SHARE * steps)
+    batches = text.batches(SHORT_WINDOWS_PER_STEP, SHORT_WINDOW)
+    for step in range(steps):
+        if step == long_from:
+            batches = text.batches(1, context)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, steps)
+        loss = batch_loss(model, rotary, next(batches))
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it without annotations
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        yield loss.item()
+
+
+def batch_loss(model: LlamaModel, rotary: Rotary, batch: Tensor) -> Tensor:
+    """Returns the mean cross-entropy, a scalar, over a batch of ``Text.batches``."""
+    num_windows, length = batch.shape[0], batch.shape[1] - 1
+    rope = rotary(torch.arange(length).repeat(num_windows))
+    attention = CausalAttention(num_sequences=num_windows)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        hidden = model(batch[:, :-1].flatten(), rope, attention)
+        logits = model.logits(hidden)
+    return F.cross_entropy(logits.float(), batch[:, 1:].flatten())
+
+
+def save(model: LlamaModel, tokenizer: Tokenizer, out: Path, *, config: Mapping[str, Any]) -> None:
+    """Writes a Hugging Face model directory, weights in bfloat16; older files are replaced."""
+    out.mkdir(parents=True, exist_ok=True)
+    ends = tokenizer.token_to_id(END_OF_TEXT)
+    ids = {"bos_token_id": ends, "eos_token_id": ends}
+    _write_json(out / "config.json", {**config, **ids})
+    _write_json(out / "generation_config.json", ids)
+    _write_json(
+        out / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": END_OF_TEXT,
+            "eos_token": END_OF_TEXT,
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": config["max_position_embeddings"],
+        },
+    )
+    tokenizer.save(str(out / "tokenizer.json"))
+    weights = {name: tensor.to(torch.bfloat16) for name, tensor in to_hugging_face(model).items()}
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def train_and_save(
+    documents: Sequence[str], out: Path, *, config: Mapping[str, Any], steps: int, seed: int
+) -> bool:
+    """Trains from nothing and writes the result, with a line of progress now and then.
+
+    The files are written with every such line, and once more when a ``KeyboardInterrupt`` ends the
+    training early.
+
+    Args:
+        documents: the texts to learn, each ending as its successor may follow.
+        out: the directory to write, made if it is missing.
+        config: the model's, as ``CONFIG``; its ``vocab_size`` is also the tokenizer's.
+        steps: number of optimizer steps, at least 1.
+        seed: of the weights and of the order of the text.
+
+    Returns:
+        Whether all steps were done.
+    """
+    tokenizer = train_tokenizer(documents, vocab_size=config["vocab_size"])
+    text = Text(documents, tokenizer, seed=seed)
+    model = new_model(ModelConfig.from_dict(config), seed=seed)
+    num_parameters = sum(p.numel() for p in model.parameters())
+    print(f"{num_parameters:,} parameters, {text.num_tokens:,} tokens of text", flush=True)
+    started = time.monotonic()
+    losses: list[float] = []
+    try:
+        for loss in train(model, text, steps=steps):
+            losses.append(loss)
+            done = len(losses)
+            if done % STEPS_PER_REPORT == 0 or done == steps:
+                recent = losses[-STEPS_PER_REPORT:]
+                mean = sum(recent) / len(recent)
+                elapsed = time.monotonic() - started
+                print(f"step {done}/{steps}  loss {mean:.3f}  {elapsed:.0f} s", flush=True)
+                save(model, tokenizer, out, config=config)
+    except KeyboardInterrupt:
+        save(model, tokenizer, out, config=config)
+        print(f"interrupted after step {len(losses)}, {out} has what was learnt", flush=True)
+        return False
+    return True
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns 130 after an interrupt, as a shell would say."""
+    parser = argparse.ArgumentParser(prog="train_tiny", description="train the packaged model")
+    parser.add_argument("--out", type=Path, required=True, help="directory to write")
+    parser.add_argument("--steps", type=int, default=5000, help="optimizer steps (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
+    args = parser.parse_args(argv)
+    if args.steps < 1:
+        parser.error(f"--steps is {args.steps}; give at least 1")
+    # One thread, so that sums are taken in the same order on every machine.
+    torch.set_num_threads(1)
+    documents = read_documents()
+    is_done = train_and_save(documents, args.out, config=CONFIG, steps=args.steps, seed=args.seed)
+    return 0 if is_done else 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
