@@ -2,3 +2,40 @@
 
 Needs the ``engine`` extra (torch, safetensors, tokenizers).
 """
+
+from disconnect_watch.engine.config import EngineConfig, ModelConfig
+from disconnect_watch.engine.engine import DEFAULT_MODEL, Engine
+from disconnect_watch.engine.errors import (
+    CheckpointError,
+    DuplicateRequestError,
+    EngineClosedError,
+    PromptTooLongError,
+    QueueFullError,
+)
+from disconnect_watch.engine.outcome import AbortResult, Outcome, RequestOutput
+from disconnect_watch.engine.params import SamplingParams
+from disconnect_watch.engine.records import EngineStats, StepRecord
+from disconnect_watch.engine.request import Request
+from disconnect_watch.engine.stream import RequestStream
+from disconnect_watch.engine.thread import EngineThread
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "AbortResult",
+    "CheckpointError",
+    "DuplicateRequestError",
+    "Engine",
+    "EngineClosedError",
+    "EngineConfig",
+    "EngineStats",
+    "EngineThread",
+    "ModelConfig",
+    "Outcome",
+    "PromptTooLongError",
+    "QueueFullError",
+    "Request",
+    "RequestOutput",
+    "RequestStream",
+    "SamplingParams",
+    "StepRecord",
+]

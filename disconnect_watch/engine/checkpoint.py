@@ -33,7 +33,7 @@ OUTER_PARTS = {
 
 
 def load_model(path: str | Path, config: ModelConfig, *, dtype: torch.dtype) -> LlamaModel:
-    """Builds the model and fills it from the ``*.safetensors`` files of a directory.
+    """Build the model and fill it from the ``*.safetensors`` files of a directory.
 
     Args:
         path: holds ``model.safetensors``, or shards and ``model.safetensors.index.json``.
@@ -53,27 +53,28 @@ def load_model(path: str | Path, config: ModelConfig, *, dtype: torch.dtype) -> 
         missing = [source for source in sources if source not in tensors]
         if missing:
             raise CheckpointError(f"{path} has no tensor {missing[0]}")
-        tensor = torch.cat([tensors[source].to(dtype) for source in sources])
-        if tensor.shape != parameter.shape:
+        parts = [tensors[source].to(dtype) for source in sources]
+        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        if shape != parameter.shape:
             raise CheckpointError(
-                f"{' + '.join(sources)} has shape {tuple(tensor.shape)}, config.json asks for "
+                f"{' + '.join(sources)} has shape {shape}, config.json asks for "
                 f"{tuple(parameter.shape)}"
             )
-        state[name] = tensor
+        state[name] = torch.cat(parts)
     model.load_state_dict(state, assign=True)
     return model.eval().requires_grad_(False)
 
 
 def to_hugging_face(model: LlamaModel) -> dict[str, Tensor]:
-    """Returns the weights under the names that ``transformers`` reads, contiguous and detached."""
+    """Return the weights under the names that ``transformers`` reads, contiguous and detached."""
     config = model.config
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    sizes = {"qkv_proj": (queries, keys, keys), "gate_up_proj": (config.intermediate_size,) * 2}
+    sizes = {"qkv_proj": [queries, keys, keys], "gate_up_proj": [config.intermediate_size] * 2}
     state: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         sources = _their_names(name)
         part = name.split(".")[-2]
-        pieces = torch.split(parameter.detach(), sizes.get(part, (parameter.shape[0],)))
+        pieces = torch.split(parameter.detach(), sizes.get(part, [parameter.shape[0]]))
         state.update(
             (source, piece.contiguous()) for source, piece in zip(sources, pieces, strict=True)
         )
@@ -81,7 +82,7 @@ def to_hugging_face(model: LlamaModel) -> dict[str, Tensor]:
 
 
 def _their_names(name: str) -> list[str]:
-    """Translates one of our parameter names, ``layers.0.qkv_proj.weight`` or ``norm.weight``."""
+    """Translate one of our parameter names, ``layers.0.qkv_proj.weight`` or ``norm.weight``."""
     match name.split("."):
         case ["layers", index, part, kind]:
             return [f"model.layers.{index}.{theirs}.{kind}" for theirs in LAYER_PARTS[part]]

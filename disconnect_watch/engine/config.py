@@ -64,7 +64,7 @@ class ModelConfig:
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "ModelConfig":
-        """Reads ``config.json``, and end tokens from ``generation_config.json`` if there is one.
+        """Read ``config.json``, and end tokens from ``generation_config.json`` if there is one.
 
         Raises:
             CheckpointError: a file is missing, is no JSON, or asks for what is not supported.
@@ -81,7 +81,7 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> "ModelConfig":
-        """Translates a ``config.json`` in the form of Hugging Face.
+        """Translate a ``config.json`` in the form of Hugging Face.
 
         Raises:
             CheckpointError: an unknown architecture, a missing field, or a feature that would
@@ -197,7 +197,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    """Reads both spellings: transformers 4 kept theta beside ``rope_scaling``, 5 puts it inside."""
+    """Read both spellings: transformers 4 kept theta beside ``rope_scaling``, 5 puts it inside."""
     parameters = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     theta = float(parameters.get("rope_theta") or raw.get("rope_theta") or 10000.0)
     kind = parameters.get("rope_type") or parameters.get("type") or "default"

@@ -19,10 +19,10 @@ __all__ = ["Attention", "DecoderLayer", "LlamaModel"]
 
 
 class Attention(Protocol):
-    """Attends from each token to those before it in its own sequence."""
+    """Attend from each token to those before it in its own sequence."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Computes one layer's attention.
+        """Compute one layer's attention.
 
         Args:
             layer: index of the layer, which has keys and values of its own.
@@ -57,20 +57,20 @@ class DecoderLayer(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, hidden, bias=config.mlp_bias)
 
     def forward(self, hidden: Tensor, rope: tuple[Tensor, Tensor], attention: Attention) -> Tensor:
-        """Returns the hidden states after this layer, [num_tokens, hidden_size]."""
+        """Return the hidden states after this layer, [num_tokens, hidden_size]."""
         heads = self.qkv_proj(self.input_layernorm(hidden)).view(
             hidden.shape[0], self.num_heads + 2 * self.num_kv_heads, self.head_dim
         )
         if self.q_norm is None or self.k_norm is None:
             turned, value = torch.split(
-                heads, (self.num_heads + self.num_kv_heads, self.num_kv_heads), 1
+                heads, [self.num_heads + self.num_kv_heads, self.num_kv_heads], 1
             )
         else:
             query, key, value = torch.split(
-                heads, (self.num_heads, self.num_kv_heads, self.num_kv_heads), 1
+                heads, [self.num_heads, self.num_kv_heads, self.num_kv_heads], 1
             )
             turned = torch.cat((self.q_norm(query), self.k_norm(key)), 1)
-        query, key = torch.split(rotate(turned, rope), (self.num_heads, self.num_kv_heads), 1)
+        query, key = torch.split(rotate(turned, rope), [self.num_heads, self.num_kv_heads], 1)
         hidden = hidden + self.o_proj(attention(self.index, query, key, value))
         gate, up = self.gate_up_proj(self.post_attention_layernorm(hidden)).chunk(2, -1)
         down: Tensor = self.down_proj(F.silu(gate) * up)
@@ -99,7 +99,7 @@ class LlamaModel(nn.Module):
     def forward(
         self, token_ids: Tensor, rope: tuple[Tensor, Tensor], attention: Attention
     ) -> Tensor:
-        """Runs all layers; autograd works through it.
+        """Run all layers; autograd works through it.
 
         Args:
             token_ids: [num_tokens], int64.
@@ -115,6 +115,6 @@ class LlamaModel(nn.Module):
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Returns scores of the next token, [num_tokens, vocab_size], in the model's dtype."""
+        """Return scores of the next token, [num_tokens, vocab_size], in the model's dtype."""
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         return F.linear(self.norm(hidden), head.weight)

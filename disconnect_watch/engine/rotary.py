@@ -28,7 +28,7 @@ class Rotary:
         self._sin = torch.cat((-angles.sin(), angles.sin()), dim=-1).to(dtype)
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns cosines and sines of ``positions`` [num_tokens], each [num_tokens, 1, head_dim].
+        """Return cosines and sines of ``positions`` [num_tokens], each [num_tokens, 1, head_dim].
 
         The middle dimension broadcasts over heads.
         """
@@ -39,7 +39,7 @@ class Rotary:
 
 
 def rotate(heads: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Turns ``heads`` [num_tokens, heads, head_dim] by the angles that ``Rotary`` returned."""
+    """Turn ``heads`` [num_tokens, heads, head_dim] by the angles that ``Rotary`` returned."""
     cos, sin = rope
     return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, dims=-1), sin)
 

@@ -1,0 +1,82 @@
+"""What the engine says of a request: outputs as it runs, one outcome at its end."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from disconnect_watch.token import Reason
+
+__all__ = ["AbortResult", "Outcome", "Phase", "RequestOutput"]
+
+Phase = Literal["waiting", "prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one request ended. Every accepted request gets exactly one.
+
+    Times are ``time.monotonic_ns``, and 0 unless the request was cancelled.
+
+    Attributes:
+        kind: the three ways to end.
+        finish_reason: of ``finished``: an end token, or no more tokens wanted or possible.
+        reason: of ``cancelled``: why the flag was set.
+        phase: of ``cancelled`` and ``failed``: what the request was doing.
+        num_generated_tokens: tokens that left the engine.
+        num_wasted_tokens: tokens that were sampled and then withheld, as the flag was seen.
+        flag_at_ns: the cause of the cancel was seen, as the token tells it.
+        seen_at_ns: the engine read the flag.
+        dropped_at_ns: the request was out of queue and batch.
+        freed_at_ns: its blocks could be given to others.
+        num_blocks_freed: how many those were.
+        error: of ``failed``: what went wrong.
+    """
+
+    kind: Literal["finished", "cancelled", "failed"]
+    finish_reason: Literal["stop", "length"] | None = None
+    reason: Reason | None = None
+    phase: Phase | None = None
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_wasted_tokens: int = 0
+    flag_at_ns: int = 0
+    seen_at_ns: int = 0
+    dropped_at_ns: int = 0
+    freed_at_ns: int = 0
+    num_blocks_freed: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What one step produced for one request.
+
+    Attributes:
+        text_delta: text that became certain; never half of a character.
+        token_ids: the new tokens, end token included.
+        outcome: only with the last output of a request.
+        num_generated_tokens: all so far.
+    """
+
+    request_id: str
+    text_delta: str
+    token_ids: tuple[int, ...]
+    outcome: Outcome | None
+    num_prompt_tokens: int
+    num_generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbortResult:
+    """What an abort by id brought about; it is returned after the effect, not before.
+
+    Attributes:
+        outcome: ``cancelled`` is told to one caller only, the first.
+        phase: what the request was doing; None if it had not to be cancelled.
+        num_blocks_freed: KV blocks that others can use now.
+        latency_ns: from the abort to the free blocks.
+    """
+
+    outcome: Literal["cancelled", "already_finished", "already_cancelled", "not_found"]
+    phase: Phase | None = None
+    num_blocks_freed: int = 0
+    latency_ns: int = 0

@@ -1,0 +1,61 @@
+"""How one request wants its tokens chosen, and when it has enough of them."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["SamplingParams"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are sampled and when generation ends.
+
+    Args:
+        max_tokens: tokens to generate at most, at least 1; the context may end it earlier.
+        temperature: 0 takes the likeliest token; above, scores are divided by it first.
+        top_p: keep the likeliest tokens whose probabilities add up to this, in (0, 1].
+        top_k: keep that many of the likeliest tokens; 0 keeps all.
+        seed: the same seed, prompt and parameters give the same tokens, whatever else runs; None
+            draws one.
+        ignore_eos: go on after an end token.
+
+    Raises:
+        ValueError: a field is of the wrong type or out of its range.
+    """
+
+    max_tokens: int = 128
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _require("max_tokens", self.max_tokens, int, "at least 1", lambda v: v >= 1)
+        _require(
+            "temperature",
+            self.temperature,
+            (int, float),
+            "a finite number of at least 0",
+            lambda v: v >= 0 and math.isfinite(v),
+        )
+        _require("top_p", self.top_p, (int, float), "above 0, at most 1", lambda v: 0 < v <= 1)
+        _require("top_k", self.top_k, int, "at least 0", lambda v: v >= 0)
+        if self.seed is not None:
+            _require("seed", self.seed, int, "in [-2**63, 2**64)", lambda v: -(2**63) <= v < 2**64)
+        if not isinstance(self.ignore_eos, bool):
+            raise ValueError(f"ignore_eos is {self.ignore_eos!r}, it must be true or false")
+
+
+def _require(
+    name: str,
+    value: object,
+    kind: type | tuple[type, ...],
+    valid: str,
+    is_valid: Callable[[Any], bool],
+) -> None:
+    # A bool is an int to Python, but not to whoever wrote the request.
+    if isinstance(value, bool) or not isinstance(value, kind) or not is_valid(value):
+        raise ValueError(f"{name} is {value!r}, it must be {valid}")

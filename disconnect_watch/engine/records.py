@@ -1,0 +1,105 @@
+"""What the engine tells about itself: a record of each step, and its numbers so far."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from disconnect_watch.engine.outcome import Phase
+
+__all__ = ["EngineStats", "StepNotes", "StepRecord"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What one step did, in the order of these fields.
+
+    Attributes:
+        step: its number, from 1.
+        aborted: requests that were found cancelled before anything was scheduled.
+        preempted: requests that went back to the queue.
+        scheduled: number of tokens planned, by request.
+        layer_tokens: number of tokens that each layer computed; fewer entries than the model has
+            layers if every row died on the way.
+        dropped: requests that left within the forward, with the first layer that did not
+            compute them.
+        withheld: requests that were found cancelled when the forward had returned.
+        finished, failed: requests that ended so.
+        freed_block_ids: every block that went back to the pool since the record before.
+    """
+
+    step: int
+    aborted: tuple[str, ...]
+    preempted: tuple[str, ...]
+    scheduled: Mapping[str, int]
+    layer_tokens: tuple[int, ...]
+    dropped: Mapping[str, int]
+    withheld: tuple[str, ...]
+    finished: tuple[str, ...]
+    failed: tuple[str, ...]
+    freed_block_ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class StepNotes:
+    """What a step notes down on its way to a ``StepRecord``, which explains the fields."""
+
+    aborted: list[str] = field(default_factory=list)
+    preempted: list[str] = field(default_factory=list)
+    dropped: dict[str, int] = field(default_factory=dict)
+    withheld: list[str] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def record(
+        self,
+        *,
+        step: int,
+        scheduled: Mapping[str, int],
+        layer_tokens: Iterable[int],
+        freed_block_ids: Iterable[int],
+    ) -> StepRecord:
+        """Return the record of the step."""
+        return StepRecord(
+            step=step,
+            aborted=tuple(self.aborted),
+            preempted=tuple(self.preempted),
+            scheduled=scheduled,
+            layer_tokens=tuple(layer_tokens),
+            dropped=self.dropped,
+            withheld=tuple(self.withheld),
+            finished=tuple(self.finished),
+            failed=tuple(self.failed),
+            freed_block_ids=tuple(freed_block_ids),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Numbers of one moment between two steps.
+
+    ``num_blocks`` is the sum of the four kinds. Counters count from the start of the engine.
+
+    Attributes:
+        num_blocks_cached: evictable blocks of ended requests; 0 as long as none are kept.
+        num_blocks_retained: blocks of cancelled requests that a running forward may still touch.
+        num_prompt_tokens: of accepted requests.
+        num_generated_tokens: handed out.
+        num_wasted_tokens: sampled and withheld.
+        num_stale_events: aborts of requests that had ended already.
+        outcomes: how many requests ended so, by kind and phase (None for ``finished``).
+    """
+
+    num_waiting: int
+    num_running: int
+    num_blocks: int
+    num_blocks_used: int
+    num_blocks_cached: int
+    num_blocks_free: int
+    num_blocks_retained: int
+    num_steps: int
+    num_requests: int
+    num_preemptions: int
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    num_wasted_tokens: int
+    num_stale_events: int
+    outcomes: Mapping[tuple[str, Phase | None], int] = field(default_factory=dict)

@@ -1,0 +1,83 @@
+"""Runs one step's rows through the model, and lets the caller look between any two layers."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from disconnect_watch.engine.batch import PackedBatch
+from disconnect_watch.engine.kv_cache import KVCache
+from disconnect_watch.engine.model import LlamaModel
+from disconnect_watch.engine.rotary import Rotary
+from disconnect_watch.engine.sampler import sample
+from disconnect_watch.engine.scheduler import ScheduledRow
+
+__all__ = ["LayerCheck", "ModelRunner"]
+
+#: Given the index of the layer about to run and the rows in the batch, returns those that are
+#: dead. They leave the batch before that layer; if none stays, the forward ends.
+LayerCheck = Callable[[int, Sequence[ScheduledRow]], Sequence[ScheduledRow]]
+
+
+class ModelRunner:
+    """A model and its cache.
+
+    Args:
+        model: weights, in eval mode.
+        cache: of the same dtype.
+        max_model_len: positions that can occur.
+    """
+
+    def __init__(self, model: LlamaModel, cache: KVCache, *, max_model_len: int) -> None:
+        self._model = model
+        self._cache = cache
+        self._rotary = Rotary(
+            model.config, length=max_model_len, dtype=model.embed_tokens.weight.dtype
+        )
+        #: Tokens that each layer computed in the last step, in order; short if it was cut.
+        self.layer_tokens: list[int] = []
+
+    @torch.inference_mode()
+    def run(
+        self, rows: Sequence[ScheduledRow], *, layer_check: LayerCheck
+    ) -> dict[str, int | Exception]:
+        """Compute the rows' tokens, and sample from those rows that reach their last one.
+
+        Keys and values of a row go to its own slots only, so running a row again, alone or in
+        other company, repeats the same writes.
+
+        Args:
+            rows: at least one.
+            layer_check: called before each layer.
+
+        Returns:
+            The next token by request id, for rows that were sampled and not dropped; an error
+            where the model's scores were not finite.
+        """
+        batch = PackedBatch(rows, cache=self._cache)
+        hidden = self._model.embed_tokens(batch.token_ids)
+        rope = self._rotary(batch.positions)
+        for index, layer in enumerate(self._model.layers):
+            if dead := layer_check(index, batch.rows):
+                if len(dead) == len(batch.rows):
+                    return {}
+                batch, kept = batch.without(dead)
+                hidden = hidden.index_select(0, kept)
+                rope = self._rotary(batch.positions)
+            hidden = layer(hidden, rope, batch.attention)
+            self.layer_tokens.append(batch.num_tokens)
+        sampled = [
+            (row.request, last - 1)
+            for row, last in zip(batch.rows, batch.firsts[1:], strict=True)
+            if row.is_sampled
+        ]
+        if not sampled:
+            return {}
+        requests = [request for request, _ in sampled]
+        logits = self._model.logits(hidden[[index for _, index in sampled]])
+        tokens = sample(logits, requests)
+        return {
+            request.request_id: FloatingPointError("scores of the next token are not finite")
+            if token is None
+            else token
+            for request, token in zip(requests, tokens, strict=True)
+        }

@@ -1,0 +1,77 @@
+"""From scores to tokens, row by row independent of the other rows.
+
+Rows are sampled together with those of their own kind only (greedy, plain, filtered): the sorted
+order of the filtered ones would map the same random number to another token, so a request must
+not be drawn into it by its neighbours' parameters.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from disconnect_watch.engine.request import Request
+from disconnect_watch.engine.rng import uniform
+
+__all__ = ["sample"]
+
+
+def sample(logits: Tensor, requests: Sequence[Request]) -> list[int | None]:
+    """Choose the next token of each request.
+
+    Args:
+        logits: [num_requests, vocab_size], any float dtype.
+        requests: whose parameters, seed and length say how.
+
+    Returns:
+        A token id for each, or None where the scores are no finite numbers.
+    """
+    logits = logits.float()
+    # NaN is the maximum of whatever has one, so this sees every row that is spoilt.
+    best, chosen = logits.max(-1)
+    chosen = torch.where(best.isfinite(), chosen, -1)
+    kinds: dict[Callable[[Tensor, Sequence[Request]], Tensor], list[int]] = {}
+    for index, request in enumerate(requests):
+        if request.params.temperature > 0:
+            is_filtered = request.params.top_k > 0 or request.params.top_p < 1
+            kinds.setdefault(_filtered if is_filtered else _plain, []).append(index)
+    for draw, indices in kinds.items():
+        rows = torch.tensor(indices)
+        scores = (logits[rows] - best[rows, None]) / torch.tensor(
+            [[requests[index].params.temperature] for index in indices]
+        )
+        drawn = draw(scores, [requests[index] for index in indices])
+        chosen[rows] = torch.where(chosen[rows] < 0, -1, drawn)
+    return [None if token < 0 else token for token in chosen.tolist()]
+
+
+def _plain(scores: Tensor, requests: Sequence[Request]) -> Tensor:
+    return _invert(scores.softmax(-1), requests)
+
+
+def _filtered(scores: Tensor, requests: Sequence[Request]) -> Tensor:
+    """Keep the ``top_k`` likeliest, and of those the ``top_p`` mass: at least one is kept."""
+    vocab_size = scores.shape[-1]
+    scores, order = scores.sort(dim=-1, descending=True, stable=True)
+    top_k = torch.tensor([[request.params.top_k or vocab_size] for request in requests])
+    scores = scores.masked_fill(torch.arange(vocab_size) >= top_k, -torch.inf)
+    probabilities = scores.softmax(-1)
+    top_p = torch.tensor([[request.params.top_p] for request in requests])
+    mass_before = probabilities.cumsum(-1) - probabilities
+    probabilities = probabilities.masked_fill(mass_before >= top_p, 0)
+    return torch.gather(order, -1, _invert(probabilities, requests)[:, None])[:, 0]
+
+
+def _invert(probabilities: Tensor, requests: Sequence[Request]) -> Tensor:
+    """Map one random number a row through the inverse of its cumulative distribution.
+
+    Sums are taken in float64: over a large vocabulary float32 loses the small probabilities.
+    """
+    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
+    numbers = torch.tensor(
+        [[uniform(request.seed, len(request.token_ids))] for request in requests],
+        dtype=torch.float64,
+    )
+    drawn = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)[:, 0]
+    # Rounding may put the product on the total; a spoilt row is replaced by the caller.
+    return drawn.clamp_(max=probabilities.shape[-1] - 1)

@@ -1,0 +1,277 @@
+"""An engine on a thread of its own, for event loops.
+
+The thread owns the engine; loops never call it, but for what it marks as free for any thread.
+They leave commands, which the thread carries out between two steps, and what a step
+produced crosses to each loop in one ``call_soon_threadsafe``, however many requests it has there.
+
+Cancelling needs no command: a token or a mark on the request is a flag in memory, which the
+engine reads between layers and steps. So neither a busy loop nor a long step delays it.
+"""
+
+import asyncio
+import atexit
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, Self
+
+from disconnect_watch.engine.engine import Engine
+from disconnect_watch.engine.errors import EngineClosedError
+from disconnect_watch.engine.outcome import AbortResult, Outcome, RequestOutput
+from disconnect_watch.engine.params import SamplingParams
+from disconnect_watch.engine.records import EngineStats
+from disconnect_watch.engine.request import Request
+from disconnect_watch.engine.stream import RequestStream
+from disconnect_watch.token import CancelToken, Reason
+
+__all__ = ["EngineThread"]
+
+logger = logging.getLogger(__name__)
+
+#: Prompts longer than this many characters are tokenized off the loop: a hop to another thread
+#: costs about as much as so many characters.
+MAX_INLINE_PROMPT = 4096
+
+#: A call to be made on a loop.
+Delivery = tuple[Callable[..., None], tuple[Any, ...]]
+
+
+class EngineThread:
+    """Serves one engine to any number of event loops.
+
+    Args:
+        engine: not to be used by others from now on.
+        on_outcome: called on the engine's thread with id and outcome, once per request.
+
+    Threads: ``start``, ``close``, ``stats`` any; the coroutines on any running loop.
+    """
+
+    def __init__(
+        self, engine: Engine, *, on_outcome: Callable[[str, Outcome], None] | None = None
+    ) -> None:
+        self.engine = engine
+        if on_outcome is not None:
+            engine.on_outcome = on_outcome
+        # A daemon, lest a forgotten close hang the interpreter's exit; closed by atexit, lest it
+        # be killed in the middle of an operation of torch.
+        self._thread = threading.Thread(
+            target=self._run, name="disconnect-watch-engine", daemon=True
+        )
+        # Guards the commands and the end of the thread: what is accepted is also carried out.
+        self._lock = threading.Lock()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake = threading.Event()
+        self._is_accepting = False
+        self._is_stopped = True
+        self._deadline: float | None = None
+        self._streams: dict[str, RequestStream] = {}
+        self._deliveries: dict[asyncio.AbstractEventLoop, list[Delivery]] = {}
+        self._stats = engine.stats()
+
+    def start(self) -> None:
+        """Start the thread; requests are taken from now on. Once only."""
+        with self._lock:
+            self._is_stopped = False
+            self._is_accepting = True
+        self._thread.start()
+        atexit.register(self.close)
+
+    def close(self, grace: float = 0.0) -> None:
+        """Take no more requests, let those that run come to their end, and join the thread.
+
+        Blocks for up to ``grace`` seconds and one step, so a loop calls it through
+        ``asyncio.to_thread``. May be called again; the earlier end then counts.
+
+        Args:
+            grace: seconds until what is left is cancelled with reason SHUTDOWN.
+        """
+        deadline = time.monotonic() + grace
+        with self._lock:
+            self._is_accepting = False
+            self._deadline = deadline if self._deadline is None else min(self._deadline, deadline)
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        atexit.unregister(self.close)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether requests are taken: started, not closing, not died of an error."""
+        return self._is_accepting
+
+    def stats(self) -> EngineStats:
+        """Return the numbers as they were after the last step or command. Threads: any."""
+        return self._stats
+
+    async def submit(
+        self,
+        request_id: str,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        cancel: CancelToken | None = None,
+    ) -> RequestStream:
+        """Hand a request to the engine, and return when it is queued.
+
+        For those who must know that it was accepted before its first token is there; ``generate``
+        is shorter. If the caller is cancelled meanwhile, so is the request.
+
+        Returns:
+            The stream of its outputs, to be read to the end or closed.
+
+        Raises:
+            ValueError: see ``Engine.make_request`` and ``Engine.admit``; nothing was queued.
+            EngineClosedError: the engine takes no more requests.
+        """
+        loop = asyncio.get_running_loop()
+
+        def make() -> Request:
+            return self.engine.make_request(prompt, params, request_id=request_id, cancel=cancel)
+
+        is_long = isinstance(prompt, str) and len(prompt) > MAX_INLINE_PROMPT
+        stream = RequestStream(await asyncio.to_thread(make) if is_long else make(), loop=loop)
+        with self._lock:
+            if not self._is_accepting:
+                raise EngineClosedError("the engine takes no requests, it was closed or has failed")
+            self._commands.append(lambda: self._admit(stream))
+        self._wake.set()
+        try:
+            await stream.wait_admitted()
+        except asyncio.CancelledError:
+            stream.close()
+            raise
+        return stream
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        cancel: CancelToken | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Generate, and yield what each step adds; the last output carries the outcome.
+
+        Closing the generator, or cancelling whoever waits for it, aborts the request. A cancel by
+        the token is no error here: it is the outcome of the last output.
+
+        Raises:
+            ValueError, EngineClosedError: as ``submit``, before the first output.
+        """
+        async with await self.submit(request_id, prompt, params, cancel=cancel) as stream:
+            async for output in stream:
+                yield output
+
+    async def abort(self, request_id: str) -> AbortResult:
+        """Cancel a request by its id; returns when it is out and its blocks are free."""
+        # The flag first, so that the step that runs now already sees it.
+        request = self.engine.find(request_id)
+        is_first = request is not None and request.mark_cancelled(Reason.ABORTED)
+
+        def finish() -> AbortResult:
+            if request is None:
+                return self.engine.abort(request_id)
+            return self.engine.finish_abort(request, is_first=is_first)
+
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[AbortResult] = loop.create_future()
+        with self._lock:
+            if self._is_stopped:
+                # No thread is left that might use the engine.
+                return finish()
+            self._commands.append(lambda: self._tell(loop, _set_result, answer, finish()))
+        self._wake.set()
+        return await answer
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except Exception as error:
+            # A step must not raise; if it does, what it left behind is not to be trusted.
+            logger.exception("the engine failed and takes no more requests")
+            self._publish(self.engine.fail_all(error))
+        finally:
+            self._stop()
+
+    def _turn(self) -> bool:
+        """Carry out commands and do one step; returns False when closed and done."""
+        self._wake.clear()
+        if self._commands:
+            self._run_commands()
+            self._publish([])
+        if not self.engine.has_work:
+            if self._deadline is not None:
+                return False
+            self._wake.wait()
+        elif self._deadline is not None and time.monotonic() >= self._deadline:
+            self._publish(self.engine.cancel_all(Reason.SHUTDOWN))
+        else:
+            self._publish(self.engine.step())
+        return True
+
+    def _stop(self) -> None:
+        """Carry out what was accepted before the end, and accept nothing after it."""
+        with self._lock:
+            self._is_accepting = False
+            self._run_commands()
+            self._publish(self.engine.cancel_all(Reason.SHUTDOWN))
+            self._is_stopped = True
+
+    def _run_commands(self) -> None:
+        for _ in range(len(self._commands)):
+            self._commands.popleft()()
+
+    def _admit(self, stream: RequestStream) -> None:
+        error = None
+        try:
+            self.engine.admit(stream.request)
+            self._streams[stream.request.request_id] = stream
+        except ValueError as refusal:
+            error = refusal
+        self._tell(stream.loop, stream.deliver_admission, error)
+
+    def _tell(
+        self, loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: object
+    ) -> None:
+        self._deliveries.setdefault(loop, []).append((call, args))
+
+    def _publish(self, outputs: list[RequestOutput]) -> None:
+        """Send outputs and answers to their loops, after the numbers that go with them."""
+        for output in outputs:
+            stream = self._streams[output.request_id]
+            if output.outcome is not None:
+                del self._streams[output.request_id]
+            self._tell(stream.loop, stream.deliver, output)
+        self._stats = self.engine.stats()
+        for loop, calls in self._deliveries.items():
+            try:
+                loop.call_soon_threadsafe(_call_all, calls)
+            except RuntimeError:
+                self._abandon(loop)
+        self._deliveries.clear()
+
+    def _abandon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Cancel what a closed loop has left behind."""
+        for stream in self._streams.values():
+            if stream.loop is loop:
+                stream.request.mark_cancelled(Reason.OWNER_CLOSED)
+
+
+def _call_all(calls: list[Delivery]) -> None:
+    for call, args in calls:
+        call(*args)
+
+
+def _set_result(answer: asyncio.Future[AbortResult], result: AbortResult) -> None:
+    if not answer.done():  # whoever asked may have been cancelled
+        answer.set_result(result)

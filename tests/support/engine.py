@@ -1,0 +1,129 @@
+"""Small random checkpoints, engines on them, and the long way to the tokens they must give."""
+
+import json
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from disconnect_watch.engine import Engine, EngineConfig, RequestOutput
+from disconnect_watch.engine.attention import CausalAttention
+from disconnect_watch.engine.checkpoint import to_hugging_face
+from disconnect_watch.engine.config import ModelConfig
+from disconnect_watch.engine.model import LlamaModel
+from disconnect_watch.engine.rotary import Rotary
+from disconnect_watch.engine.tokenizer import Tokenizer as EngineTokenizer
+
+#: config.json of a three-layer model with grouped queries; end token 256 is behind the 256 bytes.
+TINY_CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 264,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "eos_token_id": 256,
+}
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A byte-level tokenizer: the 256 bytes in the order of their characters, and an end token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    return tokenizer
+
+
+@cache
+def tiny_model(seed: int = 0) -> LlamaModel:
+    """Random weights, large enough that the likeliest token is likeliest by far."""
+    model = LlamaModel(ModelConfig.from_dict(TINY_CONFIG))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.normal_(std=0.25, generator=generator)
+    return model.eval().requires_grad_(False)
+
+
+def write_checkpoint(path: Path, **config: Any) -> Path:
+    """Write the tiny model as a Hugging Face directory, its config changed by ``config``."""
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps({**TINY_CONFIG, **config}))
+    save_file(to_hugging_face(tiny_model()), path / "model.safetensors")
+    byte_tokenizer().save(str(path / "tokenizer.json"))
+    return path
+
+
+def make_engine(model: LlamaModel | None = None, **config: Any) -> Engine:
+    """An engine on the tiny model, small enough that limits are reached: 4 tokens a block."""
+    return Engine(
+        model or tiny_model(),
+        EngineTokenizer(byte_tokenizer()),
+        config=EngineConfig(
+            **{
+                "block_size": 4,
+                "num_blocks": 64,
+                "max_model_len": 128,
+                "max_num_seqs": 8,
+                "max_num_batched_tokens": 64,
+                **config,
+            }
+        ),
+    )
+
+
+def run_to_end(engine: Engine, *, max_steps: int = 2000) -> dict[str, list[RequestOutput]]:
+    """Step until nothing is left to do, and check the ledger after each; outputs by request."""
+    outputs: dict[str, list[RequestOutput]] = {}
+    for _ in range(max_steps):
+        if not engine.has_work:
+            return outputs
+        collect(engine.step(), outputs)
+        engine.check_integrity()
+    raise AssertionError(f"not done after {max_steps} steps: {engine.stats()}")
+
+
+def collect(step: Iterable[RequestOutput], outputs: dict[str, list[RequestOutput]]) -> None:
+    """Add one step's outputs, and hold that nothing follows an outcome."""
+    for output in step:
+        seen = outputs.setdefault(output.request_id, [])
+        assert not seen or seen[-1].outcome is None, f"{output.request_id} spoke after its end"
+        seen.append(output)
+
+
+def tokens_of(outputs: list[RequestOutput]) -> list[int]:
+    """All token ids of one request."""
+    return [token for output in outputs for token in output.token_ids]
+
+
+@torch.inference_mode()
+def dense_logits(model: LlamaModel, token_ids: list[int]) -> torch.Tensor:
+    """Scores after each token, computed at once and without a cache, [num_tokens, vocab_size]."""
+    rotary = Rotary(model.config, length=len(token_ids), dtype=torch.float32)
+    hidden = model(
+        torch.tensor(token_ids),
+        rotary(torch.arange(len(token_ids))),
+        CausalAttention(num_sequences=1),
+    )
+    return model.logits(hidden)
+
+
+def dense_greedy(model: LlamaModel, prompt: list[int], num_tokens: int) -> list[int]:
+    """The likeliest continuation, each token computed from the whole text before it."""
+    token_ids = list(prompt)
+    for _ in range(num_tokens):
+        token_ids.append(int(dense_logits(model, token_ids)[-1].argmax()))
+    return token_ids[len(prompt) :]
