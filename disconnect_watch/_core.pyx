@@ -7,6 +7,10 @@
 #
 # The C lock protects C state, so nothing here needs the GIL for its safety;
 # calls that can block release it, the others are shorter than a release.
+#
+# no_gc_clear: each __dealloc__ needs the handle its object refers to, which the
+# garbage collector would have cleared by then in a cycle (test_token.py).
+cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
@@ -92,6 +96,7 @@ cdef class Flags:
         return stats.num_live, stats.num_retired, stats.num_cancels, stats.num_stale
 
 
+@cython.no_gc_clear
 cdef class Flag:
     cdef readonly Flags table
     cdef _dw.dw_flag _flag
@@ -172,6 +177,7 @@ cdef class Flag:
         return True
 
 
+@cython.no_gc_clear
 cdef class Watcher:
     cdef _dw.dw_watcher *_watcher
     cdef readonly Flags flags
@@ -226,6 +232,7 @@ cdef class Watcher:
         )
 
 
+@cython.no_gc_clear
 cdef class Mailbox:
     cdef _dw.dw_mailbox *_mailbox
     cdef readonly Watcher watcher
@@ -267,6 +274,7 @@ cdef class Mailbox:
             _dw.dw_mailbox_close(mailbox)
 
 
+@cython.no_gc_clear
 cdef class Connection:
     cdef readonly Watcher watcher
     cdef _dw.dw_conn_id _conn
