@@ -1,0 +1,80 @@
+"""What all tests share: the parameters of a watched connection, and the leak guard."""
+
+import faulthandler
+import gc
+import threading
+from collections.abc import Iterator
+
+import pytest
+import uvloop
+
+from disconnect_watch import Watcher
+from disconnect_watch.watcher import default_watcher
+from tests.support.loops import LOOP_KINDS, LoopRunner
+from tests.support.net import KINDS, LEAVES, POLLERS, Pair, connected, open_fds, wait_until
+
+faulthandler.enable()
+uvloop.new_event_loop().close()  # libuv's signal pipe is the process's for ever
+
+
+@pytest.fixture(params=POLLERS)
+def poller(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=LEAVES)
+def leave(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=LOOP_KINDS)
+def loop_kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def run(loop_kind: str) -> LoopRunner:
+    """``run(main)`` runs the coroutine function on the loop kind of this test."""
+    return LoopRunner(loop_kind)
+
+
+@pytest.fixture(params=["thread", "loop"])
+def driver(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def watcher(poller: str) -> Iterator[Watcher]:
+    with Watcher(poller=poller) as watcher:
+        yield watcher
+
+
+@pytest.fixture
+def pair(kind: str) -> Iterator[Pair]:
+    with connected(kind) as pair:
+        yield pair
+
+
+@pytest.fixture(autouse=True)
+def leak_guard() -> Iterator[None]:
+    """Threads, fds and what the default watcher holds are the same after a test."""
+    default_watcher()  # lives as long as the process, and so do its fds
+    before = _holdings()
+    yield
+    if _holdings() != before:
+        gc.collect()
+        try:
+            wait_until(lambda: _holdings() == before, 5)
+        except AssertionError:
+            pytest.fail(f"left behind: before {before}, after {_holdings()}; {open_fds()}")
+
+
+def _holdings() -> tuple[list[str], int, int, int]:
+    stats = default_watcher().stats()
+    threads = sorted(thread.name for thread in threading.enumerate())
+    return threads, len(open_fds()), stats.num_connections, stats.num_armed

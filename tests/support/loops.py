@@ -1,0 +1,59 @@
+"""Run a coroutine on either kind of loop, and let no error pass unseen."""
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import uvloop
+
+T = TypeVar("T")
+
+LOOP_KINDS = ("asyncio", "uvloop")
+_FACTORIES: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+
+
+class LoopRunner:
+    """Runs coroutine functions, each on a new loop of one kind.
+
+    Attributes:
+        kind: "asyncio" or "uvloop".
+        reports: what reached the loop's exception handler in the last run.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.reports: list[dict[str, Any]] = []
+
+    def __call__(self, main: Callable[[], Awaitable[T]], *, reports: int = 0) -> T:
+        """Run ``main`` to its end, within 30 s.
+
+        Args:
+            main: the coroutine function.
+            reports: how many errors it must leave with the loop's exception handler.
+        """
+        self.reports = []
+
+        async def bounded() -> T:
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(lambda _, context: self.reports.append(context))
+            async with asyncio.timeout(30):
+                return await main()
+
+        with asyncio.Runner(debug=False, loop_factory=_FACTORIES[self.kind]) as runner:
+            result = runner.run(bounded())
+        gc.collect()  # errors of tasks that nobody awaited come with their end
+        assert len(self.reports) == reports, self.reports
+        return result
+
+
+async def cancelled(coroutine: Coroutine[Any, Any, Any]) -> None:
+    """Await ``coroutine``, which must end by a plain CancelledError."""
+    try:
+        await coroutine
+    except asyncio.CancelledError:
+        return
+    raise AssertionError("it was not cancelled")

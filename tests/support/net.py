@@ -1,0 +1,182 @@
+"""Real connections over loopback, and every way in which a client leaves them."""
+
+import asyncio
+import contextlib
+import os
+import select
+import socket
+import struct
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from disconnect_watch import Reason
+
+KINDS = ("tcp", "tcp6", "unix")
+POLLERS = ("epoll", "poll")
+
+_FAMILIES = {"tcp": socket.AF_INET, "tcp6": socket.AF_INET6, "unix": socket.AF_UNIX}
+_HOSTS = {"tcp": "127.0.0.1", "tcp6": "::1"}
+
+
+def wait_until(predicate: Callable[[], object], timeout: float = 10.0) -> None:
+    """Return as soon as ``predicate()`` is true; AssertionError after ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while not predicate():
+        assert time.monotonic() < deadline, f"not within {timeout} s: {_source_of(predicate)}"
+        time.sleep(0.001)
+
+
+async def until(predicate: Callable[[], object], within: float = 10.0) -> None:
+    """``wait_until`` for code on a loop, which goes on running meanwhile."""
+    deadline = time.monotonic() + within
+    while not predicate():
+        assert time.monotonic() < deadline, f"not within {within} s: {_source_of(predicate)}"
+        await asyncio.sleep(0.001)
+
+
+def _source_of(predicate: Callable[[], object]) -> str:
+    code = predicate.__code__ if hasattr(predicate, "__code__") else None
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(predicate)
+
+
+@dataclass(slots=True)
+class Pair:
+    """The two ends of one connection; both are closed with the pair."""
+
+    kind: str
+    server: socket.socket
+    client: socket.socket
+    _children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def leave(self, way: str) -> None:
+        """Let the client leave, or half-leave, in one of the ``LEAVES``."""
+        LEAVES[way].act(self)
+
+    def hold_in_child(self) -> subprocess.Popen[bytes]:
+        """Hand the client's end to a process of its own; returns that process."""
+        fd = self.client.fileno()
+        child = subprocess.Popen(["sleep", "60"], pass_fds=[fd])
+        self._children.append(child)
+        # Popen returned, so exec has happened, and the child holds the one open end.
+        self.client.close()
+        return child
+
+    def close(self) -> None:
+        for child in self._children:
+            child.kill()
+            child.wait()
+        self.client.close()
+        self.server.close()
+
+
+@contextlib.contextmanager
+def listener(kind: str) -> Iterator[socket.socket]:
+    """A listening socket of ``kind`` on loopback, port chosen by the kernel."""
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        socket.socket(_FAMILIES[kind]) as listening,
+    ):
+        listening.bind(f"{directory}/s" if kind == "unix" else (_HOSTS[kind], 0))
+        listening.listen(16)
+        yield listening
+
+
+@contextlib.contextmanager
+def connected(kind: str = "tcp") -> Iterator[Pair]:
+    """A connected pair of blocking sockets."""
+    with listener(kind) as listening:
+        client = dial(listening)
+        server, _ = listening.accept()
+        pair = Pair(kind, server, client)
+        try:
+            yield pair
+        finally:
+            pair.close()
+
+
+def dial(listening: socket.socket) -> socket.socket:
+    """A blocking client connected to a listening socket."""
+    client = socket.socket(listening.family)
+    client.settimeout(10)
+    client.connect(listening.getsockname())
+    return client
+
+
+def reset(client: socket.socket, peer: socket.socket | None = None) -> None:
+    """Close so that the peer gets a reset.
+
+    On AF_UNIX that needs a byte which the client has not read; ``peer`` sends it.
+    """
+    if client.family == socket.AF_UNIX:
+        if peer is not None:
+            peer.send(b".")
+        assert select.select([client], [], [], 10)[0], "nothing unread: no reset on AF_UNIX"
+    else:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+
+
+def _fin(pair: Pair) -> None:
+    pair.client.close()
+
+
+def _half_close(pair: Pair) -> None:
+    pair.client.shutdown(socket.SHUT_WR)
+
+
+def _rst(pair: Pair) -> None:
+    reset(pair.client, pair.server)
+
+
+def _fin_behind_data(pair: Pair) -> None:
+    pair.client.sendall(b"GET /next HTTP/1.1\r\n\r\n")
+    pair.client.close()
+
+
+def _process_kill(pair: Pair) -> None:
+    pair.hold_in_child().kill()
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """One way to leave.
+
+    Attributes:
+        act: does it, from the client's side.
+        reason: what a watcher must say of it.
+        is_before: it happens before the connection is attached.
+        blind: the pairs of poller and kind that cannot see it.
+    """
+
+    act: Callable[[Pair], None]
+    reason: Reason
+    is_before: bool = False
+    blind: frozenset[tuple[str, str]] = frozenset()
+
+
+#: The one table of what each way to leave is called.
+LEAVES = {
+    "fin": Leave(_fin, Reason.FIN),
+    "half_close": Leave(_half_close, Reason.FIN),
+    "rst": Leave(_rst, Reason.RESET),
+    # A peek stops at the first unread byte; a Unix socket's close shows as POLLHUP too.
+    "fin_behind_data": Leave(
+        _fin_behind_data, Reason.FIN, blind=frozenset({("poll", "tcp"), ("poll", "tcp6")})
+    ),
+    "before_add": Leave(_fin, Reason.FIN, is_before=True),
+    "process_kill": Leave(_process_kill, Reason.FIN),
+}
+
+
+def open_fds() -> dict[int, str]:
+    """The process's sockets, pipes and anonymous files, by fd."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if target.startswith(("socket:", "pipe:", "anon_inode:", "/memfd:")):
+                found[int(name)] = target
+    return found
