@@ -1,0 +1,165 @@
+"""Cancel tokens: the first reason stays, every waiter hears of it, nothing leaks."""
+
+import asyncio
+import ctypes
+import gc
+import os
+import threading
+import time
+
+import pytest
+
+from disconnect_watch import CancelToken, ClientDisconnected, Reason
+from disconnect_watch.token import flag_table
+from tests.support.loops import LoopRunner
+from tests.support.net import wait_until
+
+
+def test_live_token_has_no_reason_and_no_time() -> None:
+    token = CancelToken()
+    assert not token.cancelled
+    assert token.reason is None
+    assert token.cancelled_at is None
+    assert token.cancelled_at_ns == 0
+    token.raise_if_cancelled()
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_first_cancel_decides_the_reason(reason: Reason) -> None:
+    token = CancelToken()
+    before = time.monotonic()
+    assert token.cancel(reason) is True
+    assert token.cancel(Reason.ABORTED) is False
+    assert token.cancelled
+    assert token.reason is reason
+    assert token.cancelled_at is not None
+    assert before <= token.cancelled_at <= time.monotonic()
+
+
+def test_raise_if_cancelled_carries_reason_and_time() -> None:
+    token = CancelToken()
+    token.cancel(Reason.DEADLINE)
+    with pytest.raises(ClientDisconnected, match="deadline") as caught:
+        token.raise_if_cancelled()
+    assert caught.value.reason is Reason.DEADLINE
+    assert caught.value.detected_at == token.cancelled_at
+
+
+def test_address_is_the_word_that_native_code_reads() -> None:
+    token = CancelToken()
+    word = ctypes.c_uint32.from_address(token.address)
+    assert word.value == token.generation << 8
+    token.cancel(Reason.RESET)
+    assert word.value == token.generation << 8 | Reason.RESET.code
+
+
+def test_wait_returns_when_another_thread_cancels() -> None:
+    token = CancelToken()
+    started = threading.Event()
+
+    def cancel() -> None:
+        started.set()
+        token.cancel()
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    assert token.wait(10)
+    thread.join()
+    assert started.is_set()
+
+
+def test_wait_says_false_when_its_time_is_over() -> None:
+    assert CancelToken().wait(0) is False
+    assert CancelToken().wait(0.001) is False
+
+
+def test_callback_runs_once_off_the_caller_thread() -> None:
+    token = CancelToken()
+    calls: list[tuple[CancelToken, int]] = []
+    token.add_callback(lambda token: calls.append((token, threading.get_ident())))
+    token.cancel()
+    wait_until(lambda: calls)
+    token.cancel(Reason.FIN)
+    ((called, thread_id),) = calls
+    assert called is token
+    assert thread_id != threading.get_ident()
+
+
+def test_callback_added_after_the_cancel_runs_too() -> None:
+    token = CancelToken()
+    token.cancel()
+    calls: list[CancelToken] = []
+    token.add_callback(calls.append)
+    wait_until(lambda: calls == [token])
+
+
+def test_removed_callback_never_runs() -> None:
+    token = CancelToken()
+    calls: list[str] = []
+
+    def unwanted(_: CancelToken) -> None:
+        calls.append("unwanted")
+
+    token.add_callback(unwanted)
+    assert token.remove_callback(unwanted) == 1
+    assert token.remove_callback(unwanted) == 0
+    token.add_callback(lambda _: calls.append("wanted"))
+    token.cancel()
+    wait_until(lambda: calls)
+    assert calls == ["wanted"]
+
+
+def test_callback_with_a_loop_runs_on_that_loop(run: LoopRunner) -> None:
+    async def main() -> None:
+        token = CancelToken()
+        heard = asyncio.get_running_loop().create_future()
+
+        def on_cancel(_: CancelToken) -> None:
+            heard.set_result(threading.get_ident())
+
+        token.add_callback(on_cancel, loop=asyncio.get_running_loop())
+        token.cancel()
+        assert await heard == threading.get_ident()
+
+    run(main)
+
+
+def test_failing_callback_is_reported_and_stops_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reported: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: reported.append(str(args.exc_value)))
+    token = CancelToken()
+    calls: list[CancelToken] = []
+
+    def fail(_: CancelToken) -> None:
+        raise RuntimeError("of the callback")
+
+    token.add_callback(fail)
+    token.add_callback(calls.append)
+    token.cancel()
+    wait_until(lambda: calls)
+    assert reported == ["of the callback"]
+
+
+def test_token_in_a_reference_cycle_is_freed_by_the_collector() -> None:
+    # Symptom: a crash in the collector, which had cleared the table before the release.
+    gc.collect()
+    before = flag_table().stats()[0]
+    for _ in range(100):
+        token = CancelToken()
+        token.itself = token  # type: ignore[attr-defined]
+    del token
+    assert flag_table().stats()[0] > before
+    gc.collect()
+    assert flag_table().stats()[0] == before
+
+
+def test_forked_child_cancels_its_parents_token() -> None:
+    token = CancelToken()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if token.cancel(Reason.SHUTDOWN) else 1)
+    assert token.wait(10)
+    assert token.reason is Reason.SHUTDOWN
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
