@@ -25,9 +25,10 @@ static void look(dw_watcher *watcher, dw_conn *conn, const dw_poll_event *event,
             watcher->ops->recheck(watcher->poller, conn->fd, event->key);
         return;
     }
+    dw_conn_tell(conn, &watcher->shared, reason, DW_SOURCE_KERNEL, at_ns, owed);
+    /* Asked once the flags are set: a system call that they need not wait for. */
     if (reason == DW_REASON_FIN && conn->unread < 0)
         conn->unread = dw_sock_unread(conn->fd);
-    dw_conn_tell(conn, &watcher->shared, reason, DW_SOURCE_KERNEL, at_ns, owed);
 }
 
 static void handle(dw_watcher *watcher, const dw_poll_event *event,
