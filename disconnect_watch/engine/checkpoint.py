@@ -49,17 +49,17 @@ def load_model(path: str | Path, config: ModelConfig, *, dtype: torch.dtype) -> 
     tensors = dict(_read_tensors(Path(path)))
     state: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        sources = _their_names(name)
-        missing = [source for source in sources if source not in tensors]
-        if missing:
-            raise CheckpointError(f"{path} has no tensor {missing[0]}")
-        parts = [tensors[source].to(dtype) for source in sources]
-        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-        if shape != parameter.shape:
-            raise CheckpointError(
-                f"{' + '.join(sources)} has shape {shape}, config.json asks for "
-                f"{tuple(parameter.shape)}"
-            )
+        parts: list[Tensor] = []
+        for source, num_rows in _sources(name, parameter, config):
+            if source not in tensors:
+                raise CheckpointError(f"{path} has no tensor {source}")
+            expected = (num_rows, *parameter.shape[1:])
+            if tensors[source].shape != expected:
+                raise CheckpointError(
+                    f"{source} has shape {tuple(tensors[source].shape)}, config.json asks for "
+                    f"{expected}"
+                )
+            parts.append(tensors[source].to(dtype))
         state[name] = torch.cat(parts)
     model.load_state_dict(state, assign=True)
     return model.eval().requires_grad_(False)
@@ -67,28 +67,30 @@ def load_model(path: str | Path, config: ModelConfig, *, dtype: torch.dtype) -> 
 
 def to_hugging_face(model: LlamaModel) -> dict[str, Tensor]:
     """Return the weights under the names that ``transformers`` reads, contiguous and detached."""
-    config = model.config
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    sizes = {"qkv_proj": [queries, keys, keys], "gate_up_proj": [config.intermediate_size] * 2}
     state: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        sources = _their_names(name)
-        part = name.split(".")[-2]
-        pieces = torch.split(parameter.detach(), sizes.get(part, [parameter.shape[0]]))
-        state.update(
-            (source, piece.contiguous()) for source, piece in zip(sources, pieces, strict=True)
-        )
+        first = 0
+        for source, num_rows in _sources(name, parameter, model.config):
+            state[source] = parameter.detach()[first : first + num_rows].contiguous()
+            first += num_rows
     return state
 
 
-def _their_names(name: str) -> list[str]:
-    """Translate one of our parameter names, ``layers.0.qkv_proj.weight`` or ``norm.weight``."""
+def _sources(name: str, parameter: Tensor, config: ModelConfig) -> list[tuple[str, int]]:
+    """Return their names for one of our parameters, and how many of its rows each of them has."""
     match name.split("."):
         case ["layers", index, part, kind]:
-            return [f"model.layers.{index}.{theirs}.{kind}" for theirs in LAYER_PARTS[part]]
+            sources = [f"model.layers.{index}.{theirs}.{kind}" for theirs in LAYER_PARTS[part]]
         case [part, kind]:
-            return [f"{OUTER_PARTS[part]}.{kind}"]
-    raise AssertionError(name)
+            sources = [f"{OUTER_PARTS[part]}.{kind}"]
+        case _:
+            raise AssertionError(name)
+    if part == "qkv_proj":
+        num_keys = config.num_kv_heads * config.head_dim
+        return list(
+            zip(sources, [config.num_heads * config.head_dim, num_keys, num_keys], strict=True)
+        )
+    return [(source, parameter.shape[0] // len(sources)) for source in sources]
 
 
 def _read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
@@ -97,7 +99,7 @@ def _read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
         try:
             weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
             files = sorted(set(weight_map.values()))
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{index} is no index of safetensors files") from error
     else:
         files = ["model.safetensors"]

@@ -79,6 +79,7 @@ def make_engine(model: LlamaModel | None = None, **config: Any) -> Engine:
                 "max_model_len": 128,
                 "max_num_seqs": 8,
                 "max_num_batched_tokens": 64,
+                "num_threads": 1,
                 **config,
             }
         ),
