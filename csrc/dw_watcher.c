@@ -8,25 +8,29 @@
 
 #define MAX_EVENTS 64
 
-/* The poller's event, believed or not. With the connection's lock held. */
+/* The poller's event, believed or not. With the connection's lock held.
+ *
+ * What decides whether the flags are set is asked first, all else after it: a
+ * system call of a thread that has just woken takes two microseconds. That the
+ * fd number may be another socket's by now can wait too, since then the owner
+ * closed ours, and it is lost whatever was read.
+ */
 static void look(dw_watcher *watcher, dw_conn *conn, const dw_poll_event *event,
                  uint64_t at_ns, dw_mailbox **owed)
 {
-    enum dw_reason reason;
+    enum dw_reason reason =
+        dw_sock_classify(conn->fd, &conn->kind, event->bits);
 
+    if (reason != DW_REASON_NONE)
+        dw_conn_tell(conn, &watcher->shared, reason, DW_SOURCE_KERNEL, at_ns,
+                     owed);
     if (!dw_sock_is_same(conn->fd, &conn->kind)) {
         dw_watcher_lose_fd(watcher, conn, event->key, at_ns, owed);
         return;
     }
     conn->is_blind = (event->bits & DW_POLL_BLIND) != 0;
-    reason = dw_sock_classify(conn->fd, &conn->kind, event->bits);
-    if (reason == DW_REASON_NONE) {
-        if (event->bits & DW_POLL_EOF)
-            watcher->ops->recheck(watcher->poller, conn->fd, event->key);
-        return;
-    }
-    dw_conn_tell(conn, &watcher->shared, reason, DW_SOURCE_KERNEL, at_ns, owed);
-    /* Asked once the flags are set: a system call that they need not wait for. */
+    if (reason == DW_REASON_NONE && event->bits & DW_POLL_EOF)
+        watcher->ops->recheck(watcher->poller, conn->fd, event->key);
     if (reason == DW_REASON_FIN && conn->unread < 0)
         conn->unread = dw_sock_unread(conn->fd);
 }
