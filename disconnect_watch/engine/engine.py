@@ -223,7 +223,8 @@ class Engine:
     def abort(self, request_id: str) -> AbortResult:
         """Cancel a request now; when this returns, its blocks are free.
 
-        Its outcome also comes out of the next ``step``. Any id is fine, known or not.
+        Its outcome also comes out of the next ``step``, before anything of another request that
+        may have taken the id by then. Any id is fine, known or not.
 
         Raises:
             RuntimeError: called from within ``step``, whose forward may be using the blocks.
@@ -267,6 +268,10 @@ class Engine:
         """
         for request in self._registry:
             self._registry.fail(request, error)
+        return self._registry.take_outputs()
+
+    def take_outputs(self) -> list[RequestOutput]:
+        """Return what the next ``step`` would return first: outcomes of what was aborted since."""
         return self._registry.take_outputs()
 
     def step(self) -> list[RequestOutput]:

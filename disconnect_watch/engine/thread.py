@@ -208,7 +208,7 @@ class EngineThread:
         self._wake.clear()
         if self._commands:
             self._run_commands()
-            self._publish([])
+            self._publish(self.engine.take_outputs())
         if not self.engine.has_work:
             if self._deadline is not None:
                 return False
@@ -233,6 +233,8 @@ class EngineThread:
 
     def _admit(self, stream: RequestStream) -> None:
         error = None
+        # The outcome of an aborted request goes to its own stream, before its id gets a new one.
+        self._route(self.engine.take_outputs())
         try:
             self.engine.admit(stream.request)
             self._streams[stream.request.request_id] = stream
@@ -245,13 +247,16 @@ class EngineThread:
     ) -> None:
         self._deliveries.setdefault(loop, []).append((call, args))
 
-    def _publish(self, outputs: list[RequestOutput]) -> None:
-        """Send outputs and answers to their loops, after the numbers that go with them."""
+    def _route(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             stream = self._streams[output.request_id]
             if output.outcome is not None:
                 del self._streams[output.request_id]
             self._tell(stream.loop, stream.deliver, output)
+
+    def _publish(self, outputs: list[RequestOutput]) -> None:
+        """Send outputs and answers to their loops, after the numbers that go with them."""
+        self._route(outputs)
         self._stats = self.engine.stats()
         for loop, calls in self._deliveries.items():
             try:

@@ -47,6 +47,12 @@ def byte_tokenizer() -> Tokenizer:
 
 
 @cache
+def engine_tokenizer() -> EngineTokenizer:
+    """The same as the engine reads it; it has no state."""
+    return EngineTokenizer(byte_tokenizer())
+
+
+@cache
 def tiny_model(seed: int = 0) -> LlamaModel:
     """Random weights, large enough that the likeliest token is likeliest by far."""
     model = LlamaModel(ModelConfig.from_dict(TINY_CONFIG))
@@ -71,7 +77,7 @@ def make_engine(model: LlamaModel | None = None, **config: Any) -> Engine:
     """An engine on the tiny model, small enough that limits are reached: 4 tokens a block."""
     return Engine(
         model or tiny_model(),
-        EngineTokenizer(byte_tokenizer()),
+        engine_tokenizer(),
         config=EngineConfig(
             **{
                 "block_size": 4,
@@ -128,3 +134,11 @@ def dense_greedy(model: LlamaModel, prompt: list[int], num_tokens: int) -> list[
     for _ in range(num_tokens):
         token_ids.append(int(dense_logits(model, token_ids)[-1].argmax()))
     return token_ids[len(prompt) :]
+
+
+def is_greedy(model: LlamaModel, prompt: list[int], tokens: list[int]) -> bool:
+    """Whether each token is the likeliest after all before it; one forward over all of them."""
+    if not tokens:
+        return True
+    scores = dense_logits(model, prompt + tokens[:-1])[len(prompt) - 1 :]
+    return scores.argmax(-1).tolist() == tokens

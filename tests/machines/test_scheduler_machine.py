@@ -1,0 +1,132 @@
+"""The scheduler under random arrivals, leaves and ends, with a step that computes nothing.
+
+The model is the list of requests in arrival order, and what each has computed.
+"""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from disconnect_watch.engine.block_pool import BlockPool
+from disconnect_watch.engine.outcome import Outcome
+from disconnect_watch.engine.params import SamplingParams
+from disconnect_watch.engine.request import Request
+from disconnect_watch.engine.scheduler import Scheduler
+
+BLOCK_SIZE = 4
+MAX_MODEL_LEN = 24
+
+
+pytestmark = pytest.mark.slow
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Arrival order holds, the budget holds, the oldest advances, who left is gone."""
+
+    @initialize(
+        num_blocks=st.integers(MAX_MODEL_LEN // BLOCK_SIZE, 16),
+        max_num_seqs=st.integers(1, 5),
+        extra=st.integers(0, 12),
+    )
+    def make(self, num_blocks: int, max_num_seqs: int, extra: int) -> None:
+        self.pool = BlockPool(num_blocks, block_size=BLOCK_SIZE)
+        self.max_num_seqs = max_num_seqs
+        self.budget = max_num_seqs + extra
+        self.scheduler = Scheduler(
+            self.pool, max_num_seqs=max_num_seqs, max_num_batched_tokens=self.budget
+        )
+        self.live: list[Request] = []
+        self.gone: set[str] = set()
+        self.num_names = 0
+
+    @rule(num_tokens=st.integers(1, MAX_MODEL_LEN - 1), max_tokens=st.integers(1, MAX_MODEL_LEN))
+    def arrive(self, num_tokens: int, max_tokens: int) -> None:
+        request = Request(
+            f"r{self.num_names}",
+            [0] * num_tokens,
+            params=SamplingParams(max_tokens=max_tokens),
+            seed=0,
+        )
+        self.num_names += 1
+        self.scheduler.add(request)
+        self.live.append(request)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        self.remove(data.draw(st.sampled_from(self.live)), Outcome("cancelled"))
+
+    @rule()
+    def step(self) -> None:
+        oldest = self.live[0] if self.live else None
+        before = {r.request_id: r.num_computed_tokens for r in self.live}
+        plan = self.scheduler.schedule()
+        rows = {row.request.request_id: row for row in plan.rows}
+        assert len(rows) == len(plan.rows)
+        assert not self.gone & set(rows)
+        assert sum(row.num_tokens for row in plan.rows) <= self.budget
+        preempted = {request.request_id for request, _ in plan.preempted}
+        assert not preempted & set(rows)
+        if oldest is not None:
+            assert oldest.request_id in rows
+        for name, row in rows.items():
+            assert row.start == row.request.num_computed_tokens
+            assert row.stop <= len(row.request.token_ids)
+            # Every planned token has a slot of its own.
+            assert len(row.block_ids) * BLOCK_SIZE >= row.stop
+            assert row.start == before[name]
+        for row in plan.rows:
+            self.compute(row.request, row.stop)
+
+    def compute(self, request: Request, stop: int) -> None:
+        is_sampled = stop == len(request.token_ids)
+        request.num_computed_tokens = stop
+        if not is_sampled:
+            return
+        request.token_ids.append(0)
+        if (
+            request.num_generated_tokens >= request.params.max_tokens
+            or len(request.token_ids) >= MAX_MODEL_LEN
+        ):
+            self.remove(request, Outcome("finished", finish_reason="length"))
+
+    def remove(self, request: Request, outcome: Outcome) -> None:
+        blocks = list(self.pool.block_ids(request.request_id))
+        assert self.scheduler.remove(request) == blocks
+        assert self.pool.block_ids(request.request_id) == []
+        request.end(outcome)
+        self.live.remove(request)
+        self.gone.add(request.request_id)
+
+    @invariant()
+    def order_is_arrival_order(self) -> None:
+        assert list(self.scheduler.live_requests()) == self.live
+        running = [request.status == "running" for request in self.live]
+        assert running == sorted(running, reverse=True)
+        assert self.scheduler.num_running == sum(running) <= self.max_num_seqs
+        assert self.scheduler.num_waiting == len(self.live) - sum(running)
+
+    @invariant()
+    def blocks_belong_to_the_running(self) -> None:
+        self.pool.check_integrity()
+        owners = set(self.pool.ledger().values())
+        assert owners == {r.request_id for r in self.live if r.status == "running"}
+        assert self.pool.num_free + self.pool.num_used == self.pool.num_blocks
+
+    def teardown(self) -> None:
+        """Nobody starves: with no more arrivals, everyone ends within bounded steps."""
+        if not hasattr(self, "live"):
+            return
+        # At worst one after the other, each computing one token a step, once more for each
+        # time that it was preempted; the oldest never is.
+        for _ in range(len(self.live) * MAX_MODEL_LEN + 1):
+            if not self.live:
+                break
+            self.step()
+        assert not self.live
+        assert self.pool.num_free == self.pool.num_blocks
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
