@@ -24,10 +24,9 @@ static void fire(dw_conn *conn, dw_conn_shared *shared, dw_watch *watch,
 static enum dw_reason seen_before(const dw_conn *conn, dw_reason_mask mask)
 {
     dw_reason_mask seen = conn->seen & mask;
-    unsigned reason = DW_REASON_NONE;
-
     if (seen & DW_MASK(conn->reason))
         return conn->reason;
+    unsigned reason = DW_REASON_NONE;
     while (seen >> reason > 1)
         reason++;
     return reason;
@@ -36,7 +35,6 @@ static enum dw_reason seen_before(const dw_conn *conn, dw_reason_mask mask)
 dw_watch *dw_conn_new_watch(dw_conn *conn)
 {
     dw_watch *watch = &conn->inline_watch;
-
     if (watch->mail.event.watch) {
         watch = malloc(sizeof(*watch));
         if (!watch)
@@ -53,8 +51,6 @@ dw_watch *dw_conn_new_watch(dw_conn *conn)
 int dw_conn_arm(dw_conn *conn, dw_conn_shared *shared, dw_watch *watch,
                 dw_mailbox **owed)
 {
-    enum dw_reason reason;
-
     watch->next = conn->watches;
     conn->watches = watch;
     conn->num_armed++;
@@ -62,7 +58,7 @@ int dw_conn_arm(dw_conn *conn, dw_conn_shared *shared, dw_watch *watch,
 
     if (!(conn->seen & watch->mask))
         return 0;
-    reason = seen_before(conn, watch->mask);
+    enum dw_reason reason = seen_before(conn, watch->mask);
     fire(conn, shared, watch, reason,
          reason == conn->reason ? conn->seen_ns : conn->last_ns, owed);
     return 1;
@@ -72,7 +68,6 @@ int dw_conn_arm(dw_conn *conn, dw_conn_shared *shared, dw_watch *watch,
 static dw_watch **find(dw_conn *conn, dw_watch_id id)
 {
     dw_watch **link = &conn->watches;
-
     while (*link && (*link)->mail.event.watch != id)
         link = &(*link)->next;
     return link;
@@ -83,7 +78,6 @@ static int cut(dw_conn *conn, dw_watch **link)
 {
     dw_watch *watch = *link;
     int has_fired = watch->mail.event.reason != DW_REASON_NONE;
-
     *link = watch->next;
     if (!has_fired)
         conn->num_armed--;
@@ -99,7 +93,6 @@ static int cut(dw_conn *conn, dw_watch **link)
 int dw_conn_disarm(dw_conn *conn, dw_watch_id id)
 {
     dw_watch **link = find(conn, id);
-
     return *link ? cut(conn, link) : DW_ESTALE;
 }
 
@@ -108,7 +101,6 @@ bool dw_conn_tell(dw_conn *conn, dw_conn_shared *shared, enum dw_reason reason,
 {
     bool is_first = conn->reason == DW_REASON_NONE;
     bool is_second = !is_first && !(conn->sources & source);
-
     if (is_first) {
         conn->reason = (uint8_t)reason;
         conn->seen_ns = at_ns;

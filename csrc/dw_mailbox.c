@@ -7,14 +7,12 @@
 
 int dw_mailbox_create(dw_watcher *watcher, dw_mailbox **out)
 {
-    const dw_fork_guard *guard = dw_watcher_guard(watcher);
-    dw_mailbox *mailbox;
-    int rc;
-
     *out = NULL;
+    const dw_fork_guard *guard = dw_watcher_guard(watcher);
     if (dw_fork_is_child(guard))
         return DW_EFORKED;
-    mailbox = calloc(1, sizeof(*mailbox));
+    int rc;
+    dw_mailbox *mailbox = calloc(1, sizeof(*mailbox));
     if (!mailbox)
         return DW_ENOMEM;
     mailbox->watcher = watcher;
@@ -75,7 +73,6 @@ void dw_mailbox_ring_all(dw_mailbox *owed)
 {
     while (owed) {
         dw_mailbox *next = owed->next_owed;
-
         pthread_mutex_lock(&owed->lock);
         ring(owed);
         pthread_mutex_unlock(&owed->lock);
@@ -107,11 +104,10 @@ void dw_mailbox_forget(dw_mailbox *mailbox, dw_mail *mail)
 
 int dw_mailbox_drain(dw_mailbox *mailbox, dw_event *events, size_t max_events)
 {
-    eventfd_t count;
-    int num_events = 0;
-
     if (dw_fork_is_child(mailbox->guard))
         return DW_EFORKED;
+    int num_events = 0;
+    eventfd_t count;
     pthread_mutex_lock(&mailbox->lock);
     eventfd_read(mailbox->fd, &count);
     if (mailbox->is_ended) {
@@ -154,21 +150,17 @@ void dw_mailbox_end(dw_mailbox *mailbox)
 
 static bool is_owed(dw_mailbox *mailbox)
 {
-    bool owed;
-
     pthread_mutex_lock(&mailbox->lock);
-    owed = mailbox->state == DW_MAILBOX_OWED;
+    bool owed = mailbox->state == DW_MAILBOX_OWED;
     pthread_mutex_unlock(&mailbox->lock);
     return owed;
 }
 
 void dw_mailbox_close(dw_mailbox *mailbox)
 {
-    dw_watcher *watcher;
-
     if (!mailbox)
         return;
-    watcher = mailbox->watcher;
+    dw_watcher *watcher = mailbox->watcher;
     if (!dw_fork_is_child(mailbox->guard)) {
         dw_watcher_disown(watcher, mailbox);
         /* No watch names it any more, so the write that a poster may still

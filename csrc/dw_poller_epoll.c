@@ -34,7 +34,6 @@ struct dw_poller {
 static int set_add(int epoll_fd, int fd, uint32_t events, uint64_t key)
 {
     struct epoll_event event = {.events = events, .data.u64 = key};
-
     return epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) ? -errno : DW_OK;
 }
 
@@ -44,12 +43,11 @@ static int set_add(int epoll_fd, int fd, uint32_t events, uint64_t key)
  */
 static int probe(int epoll_fd)
 {
-    struct epoll_event event;
     int pair[2];
-    int rc = DW_ENOTSUP;
-
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair))
         return -errno;
+    struct epoll_event event;
+    int rc = DW_ENOTSUP;
     if (set_add(epoll_fd, pair[0], EPOLLRDHUP | EPOLLET, 0))
         goto close_pair;
     if (write(pair[1], "x", 1) != 1 || epoll_wait(epoll_fd, &event, 1, 0) != 0)
@@ -67,11 +65,9 @@ close_pair:
 
 static int epoll_open(dw_poller **out)
 {
-    dw_poller *poller;
-    int rc;
-
     *out = NULL;
-    poller = malloc(sizeof(*poller));
+    int rc;
+    dw_poller *poller = malloc(sizeof(*poller));
     if (!poller)
         return DW_ENOMEM;
     poller->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -112,7 +108,6 @@ static void epoll_close(dw_poller *poller)
 static int epoll_add(dw_poller *poller, int fd, uint64_t key)
 {
     int rc = set_add(poller->epoll_fd, fd, EPOLLRDHUP | EPOLLET, key);
-
     /* EPERM: a file that has nothing to wait for. */
     return rc == -EPERM ? DW_ENOTSOCK : rc;
 }
@@ -136,7 +131,6 @@ static void epoll_recheck(dw_poller *poller, int fd, uint64_t key)
 static uint32_t translate(uint32_t events)
 {
     uint32_t bits = 0;
-
     if (events & EPOLLRDHUP)
         bits |= DW_POLL_EOF;
     if (events & EPOLLHUP)
@@ -151,15 +145,13 @@ static int epoll_wait_events(dw_poller *poller, dw_poll_event *events,
 {
     struct epoll_event batch[MAX_BATCH];
     int max_batch = max_events < MAX_BATCH ? max_events : MAX_BATCH;
-    int num_events = 0;
     int num_batch = epoll_wait(poller->epoll_fd, batch, max_batch, timeout_ms);
-
     if (num_batch < 0)
         return errno == EINTR ? 0 : -errno;
+    int num_events = 0;
     for (int i = 0; i < num_batch; i++) {
         if (batch[i].data.u64 == WAKE_KEY) {
             eventfd_t count;
-
             eventfd_read(poller->wake_fd, &count);
             continue;
         }

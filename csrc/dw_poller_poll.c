@@ -73,7 +73,6 @@ static bool is_timed(enum fd_state state)
 static void set_state(dw_poller *poller, size_t i, enum fd_state state)
 {
     entry *it = &poller->entries[i];
-
     if (is_timed(state) && !is_timed(it->state)) {
         if (poller->num_timed++ == 0)
             poller->look_ns = dw_clock_ns() + LOOK_EVERY_MS * NS_PER_MS;
@@ -87,17 +86,14 @@ static void set_state(dw_poller *poller, size_t i, enum fd_state state)
 
 static int reserve(dw_poller *poller, size_t num_entries)
 {
-    size_t capacity = poller->capacity ? 2 * poller->capacity : 16;
-    struct pollfd *polled;
-    entry *entries;
-
     if (num_entries <= poller->capacity)
         return DW_OK;
-    polled = realloc(poller->polled, capacity * sizeof(*polled));
+    size_t capacity = poller->capacity ? 2 * poller->capacity : 16;
+    struct pollfd *polled = realloc(poller->polled, capacity * sizeof(*polled));
     if (!polled)
         return DW_ENOMEM;
     poller->polled = polled;
-    entries = realloc(poller->entries, capacity * sizeof(*entries));
+    entry *entries = realloc(poller->entries, capacity * sizeof(*entries));
     if (!entries)
         return DW_ENOMEM;
     poller->entries = entries;
@@ -119,14 +115,11 @@ static void poll_close(dw_poller *poller)
 
 static int poll_open(dw_poller **out)
 {
-    dw_poller *poller;
-    int rc;
-
     *out = NULL;
-    poller = calloc(1, sizeof(*poller));
+    dw_poller *poller = calloc(1, sizeof(*poller));
     if (!poller)
         return DW_ENOMEM;
-    rc = reserve(poller, 1);
+    int rc = reserve(poller, 1);
     if (rc)
         goto fail_free;
     if (pipe2(poller->wake_fds, O_CLOEXEC | O_NONBLOCK)) {
@@ -181,11 +174,10 @@ static size_t find(const dw_poller *poller, int fd, uint64_t key)
 
 static int poll_add(dw_poller *poller, int fd, uint64_t key)
 {
-    size_t i;
-    int rc;
-
     if (fcntl(fd, F_GETFD) < 0)
         return DW_EBADF;
+    int rc;
+    size_t i;
     lock_out_of_poll(poller);
     for (i = 1; i < poller->num_entries; i++) {
         if (poller->entries[i].fd == fd) {
@@ -207,13 +199,10 @@ unlock:
 
 static int poll_remove(dw_poller *poller, int fd, uint64_t key)
 {
-    size_t i;
-
     lock_out_of_poll(poller);
-    i = find(poller, fd, key);
+    size_t i = find(poller, fd, key);
     if (i) {
         size_t last = --poller->num_entries;
-
         set_state(poller, i, DONE);
         poller->entries[i] = poller->entries[last];
         poller->polled[i] = poller->polled[last];
@@ -224,10 +213,8 @@ static int poll_remove(dw_poller *poller, int fd, uint64_t key)
 
 static void poll_recheck(dw_poller *poller, int fd, uint64_t key)
 {
-    size_t i;
-
     pthread_mutex_lock(&poller->lock);
-    i = find(poller, fd, key);
+    size_t i = find(poller, fd, key);
     if (i && poller->entries[i].state == ENDED)
         set_state(poller, i, DOUBTED);
     pthread_mutex_unlock(&poller->lock);
@@ -240,7 +227,6 @@ static bool look(dw_poller *poller, size_t i, uint32_t *bits)
     char byte;
     ssize_t size =
         recv(poller->entries[i].fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-
     if (size > 0) {
         set_state(poller, i, BLIND);
         *bits = DW_POLL_BLIND;
@@ -265,7 +251,6 @@ static bool look(dw_poller *poller, size_t i, uint32_t *bits)
 static bool translate(dw_poller *poller, size_t i, uint32_t *bits)
 {
     short revents = poller->polled[i].revents;
-
     if (revents & (POLLERR | POLLHUP | POLLNVAL)) {
         /* Not looked at closer: the error stays with the owner. */
         *bits = revents & POLLERR ? DW_POLL_ERR : DW_POLL_HUP;
@@ -282,14 +267,12 @@ static int collect(dw_poller *poller, dw_poll_event *events, int max_events)
     uint64_t now = poller->num_timed ? dw_clock_ns() : 0;
     bool is_time = poller->num_timed && now >= poller->look_ns;
     int num_events = 0;
-
     for (size_t i = 1; i < poller->num_entries; i++) {
-        uint32_t bits;
-        bool is_news = false;
-
         /* What does not fit is still there at the next call. */
         if (num_events == max_events)
             return num_events;
+        uint32_t bits;
+        bool is_news = false;
         if (poller->polled[i].revents)
             is_news = translate(poller, i, &bits);
         else if (is_time && is_timed(poller->entries[i].state))
@@ -318,7 +301,6 @@ static int ms_until(uint64_t then_ns, uint64_t now_ns)
 static int next_timeout(const dw_poller *poller, uint64_t end_ns)
 {
     uint64_t then = end_ns;
-
     if (poller->num_timed && poller->look_ns < then)
         then = poller->look_ns;
     return then == UINT64_MAX ? -1 : ms_until(then, dw_clock_ns());
@@ -328,21 +310,18 @@ static int poll_wait(dw_poller *poller, dw_poll_event *events, int max_events,
                      int timeout_ms)
 {
     uint64_t end_ns = UINT64_MAX;
-    bool is_woken = false;
-    int num_events = 0;
-
     if (timeout_ms >= 0)
         end_ns = dw_clock_ns() + (uint64_t)timeout_ms * NS_PER_MS;
+    bool is_woken = false;
+    int num_events = 0;
     pthread_mutex_lock(&poller->lock);
     do {
-        int rc, wait_ms;
-
         while (poller->num_blocked)
             pthread_cond_wait(&poller->is_out, &poller->lock);
-        wait_ms = next_timeout(poller, end_ns);
+        int wait_ms = next_timeout(poller, end_ns);
         poller->is_polling = true;
         pthread_mutex_unlock(&poller->lock);
-        rc = poll(poller->polled, poller->num_entries, wait_ms);
+        int rc = poll(poller->polled, poller->num_entries, wait_ms);
         if (rc < 0)
             rc = -errno;
         pthread_mutex_lock(&poller->lock);
@@ -357,7 +336,6 @@ static int poll_wait(dw_poller *poller, dw_poll_event *events, int max_events,
         }
         if (poller->polled[0].revents) {
             char bytes[64];
-
             while (read(poller->wake_fds[0], bytes, sizeof(bytes)) > 0)
                 is_woken = true;
         }

@@ -12,7 +12,6 @@
 static int get_int(int fd, int name, int *out)
 {
     socklen_t size = sizeof(*out);
-
     return getsockopt(fd, SOL_SOCKET, name, out, &size) ? -errno : DW_OK;
 }
 
@@ -21,7 +20,6 @@ static uint64_t get_cookie(int fd)
 {
     uint64_t cookie = 0;
     socklen_t size = sizeof(cookie);
-
     if (getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &size))
         return 0;
     return cookie;
@@ -29,11 +27,9 @@ static uint64_t get_cookie(int fd)
 
 int dw_sock_identify(int fd, dw_sock_kind *out)
 {
-    int type, is_listening, family, protocol;
-    int rc;
-
     *out = (dw_sock_kind){0};
-    rc = get_int(fd, SO_TYPE, &type);
+    int type, is_listening, family, protocol;
+    int rc = get_int(fd, SO_TYPE, &type);
     if (rc)
         return rc;
     rc = get_int(fd, SO_ACCEPTCONN, &is_listening);
@@ -84,13 +80,12 @@ static enum dw_reason classify_end(const struct tcp_info *info)
 
 enum dw_reason dw_sock_classify(int fd, const dw_sock_kind *kind, uint32_t bits)
 {
-    struct tcp_info info = {0};
-    socklen_t size = sizeof(info);
-
     if (!(bits & (DW_POLL_EOF | DW_POLL_HUP | DW_POLL_ERR)))
         return DW_REASON_NONE;
     if (!kind->is_tcp)
         return bits & DW_POLL_ERR ? DW_REASON_RESET : DW_REASON_FIN;
+    struct tcp_info info = {0};
+    socklen_t size = sizeof(info);
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size))
         return DW_REASON_OWNER_CLOSED;
     /* The bits come first: behind an end of stream the state may have moved
@@ -100,13 +95,11 @@ enum dw_reason dw_sock_classify(int fd, const dw_sock_kind *kind, uint32_t bits)
 
 int dw_sock_is_gone(int fd)
 {
-    struct pollfd polled = {.fd = fd, .events = POLLRDHUP};
     dw_sock_kind kind;
-    uint32_t bits = 0;
     int rc = dw_sock_identify(fd, &kind);
-
     if (rc)
         return rc;
+    struct pollfd polled = {.fd = fd, .events = POLLRDHUP};
     do {
         rc = poll(&polled, 1, 0);
     } while (rc < 0 && errno == EINTR);
@@ -114,6 +107,7 @@ int dw_sock_is_gone(int fd)
         return -errno;
     if (polled.revents & POLLNVAL)
         return DW_EBADF;
+    uint32_t bits = 0;
     if (polled.revents & POLLRDHUP)
         bits |= DW_POLL_EOF;
     if (polled.revents & POLLHUP)
@@ -126,6 +120,5 @@ int dw_sock_is_gone(int fd)
 int dw_sock_unread(int fd)
 {
     int num_bytes;
-
     return ioctl(fd, SIOCINQ, &num_bytes) ? -errno : num_bytes;
 }

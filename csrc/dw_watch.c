@@ -15,11 +15,9 @@ dw_conn *dw_watcher_lock_conn(dw_watcher *watcher, dw_conn_id id)
 {
     uint32_t slot = (uint32_t)id;
     uint32_t generation = (uint32_t)(id >> 32);
-    dw_conn *conn;
-
     if (slot >= DW_WATCHER_NUM_SLOTS || !(generation & 1))
         return NULL;
-    conn = &watcher->conns[slot];
+    dw_conn *conn = &watcher->conns[slot];
     dw_lock_acquire(&conn->lock);
     if (conn->generation != generation) {
         dw_lock_release(&conn->lock);
@@ -32,10 +30,8 @@ dw_conn *dw_watcher_lock_conn(dw_watcher *watcher, dw_conn_id id)
  * who arm need not ask whether the watcher is open. */
 static int gone(dw_watcher *watcher)
 {
-    int rc;
-
     pthread_mutex_lock(&watcher->lock);
-    rc = watcher->is_closed ? DW_ECLOSED : DW_ESTALE;
+    int rc = watcher->is_closed ? DW_ECLOSED : DW_ESTALE;
     pthread_mutex_unlock(&watcher->lock);
     return rc;
 }
@@ -55,13 +51,11 @@ void dw_watcher_lose_fd(dw_watcher *watcher, dw_conn *conn, dw_conn_id id,
 static int reserve_fd(dw_watcher *watcher, int fd)
 {
     size_t num_fds = watcher->num_fds ? watcher->num_fds : 64;
-    uint32_t *slots;
-
     while (num_fds <= (size_t)fd)
         num_fds *= 2;
     if (num_fds == watcher->num_fds)
         return DW_OK;
-    slots = realloc(watcher->slot_of_fd, num_fds * sizeof(*slots));
+    uint32_t *slots = realloc(watcher->slot_of_fd, num_fds * sizeof(*slots));
     if (!slots)
         return DW_ENOMEM;
     memset(slots + watcher->num_fds, 0,
@@ -75,13 +69,11 @@ static int reserve_fd(dw_watcher *watcher, int fd)
 static int evict(dw_watcher *watcher, int fd, const dw_sock_kind *kind,
                  dw_mailbox **owed)
 {
-    uint32_t slot = watcher->slot_of_fd[fd] - 1;
-    dw_conn *conn;
-    int rc = DW_OK;
-
     if (!watcher->slot_of_fd[fd])
         return DW_OK;
-    conn = &watcher->conns[slot];
+    int rc = DW_OK;
+    uint32_t slot = watcher->slot_of_fd[fd] - 1;
+    dw_conn *conn = &watcher->conns[slot];
     dw_lock_acquire(&conn->lock);
     if (conn->has_fd && conn->kind.cookie == kind->cookie)
         rc = DW_EEXIST;
@@ -118,13 +110,10 @@ static int fill_slot(dw_watcher *watcher, uint32_t slot, int fd,
                      const dw_sock_kind *kind, dw_conn_id *out)
 {
     dw_conn *conn = &watcher->conns[slot];
-    dw_conn_id id;
-    int rc;
-
     /* The event may be there before add returns, and waits for this lock. */
     dw_lock_acquire(&conn->lock);
-    id = conn_id(slot, conn->generation + 1);
-    rc = watcher->ops->add(watcher->poller, fd, id);
+    dw_conn_id id = conn_id(slot, conn->generation + 1);
+    int rc = watcher->ops->add(watcher->poller, fd, id);
     if (!rc) {
         conn->generation++;
         conn->fd = fd;
@@ -146,17 +135,15 @@ static int fill_slot(dw_watcher *watcher, uint32_t slot, int fd,
 
 int dw_watcher_attach(dw_watcher *watcher, int fd, dw_conn_id *out)
 {
-    dw_mailbox *owed = NULL;
-    dw_sock_kind kind;
-    uint32_t slot;
-    int rc;
-
     *out = 0;
     if (dw_fork_is_child(&watcher->guard))
         return DW_EFORKED;
-    rc = dw_sock_identify(fd, &kind);
+    dw_sock_kind kind;
+    int rc = dw_sock_identify(fd, &kind);
     if (rc)
         return rc;
+    uint32_t slot;
+    dw_mailbox *owed = NULL;
     pthread_mutex_lock(&watcher->lock);
     rc = watcher->is_closed ? DW_ECLOSED : reserve_fd(watcher, fd);
     if (rc)
@@ -183,15 +170,13 @@ unlock:
 
 int dw_watcher_detach(dw_watcher *watcher, dw_conn_id id)
 {
-    uint32_t slot = (uint32_t)id;
-    dw_conn *conn;
-    int rc;
-
     if (dw_fork_is_child(&watcher->guard))
         return DW_EFORKED;
+    uint32_t slot = (uint32_t)id;
+    int rc = DW_OK;
     DW_SYNC_POINT("watch:detach-begin");
     pthread_mutex_lock(&watcher->lock);
-    conn = dw_watcher_lock_conn(watcher, id);
+    dw_conn *conn = dw_watcher_lock_conn(watcher, id);
     if (!conn) {
         rc = watcher->is_closed ? DW_ECLOSED : DW_ESTALE;
         goto unlock;
@@ -205,7 +190,6 @@ int dw_watcher_detach(dw_watcher *watcher, dw_conn_id id)
     dw_lock_release(&conn->lock);
     give_slot(watcher, slot);
     watcher->num_connections--;
-    rc = DW_OK;
 
 unlock:
     pthread_mutex_unlock(&watcher->lock);
@@ -216,18 +200,15 @@ int dw_watcher_arm(dw_watcher *watcher, dw_conn_id id, dw_flag flag,
                    dw_reason_mask mask, dw_mailbox *mailbox, uint64_t cookie,
                    dw_watch_id *out)
 {
-    dw_mailbox *owed = NULL;
-    dw_watch *watch;
-    dw_conn *conn;
-    int rc = DW_ENOMEM;
-
     *out = 0;
     if (dw_fork_is_child(&watcher->guard))
         return DW_EFORKED;
-    conn = dw_watcher_lock_conn(watcher, id);
+    dw_conn *conn = dw_watcher_lock_conn(watcher, id);
     if (!conn)
         return gone(watcher);
-    watch = dw_conn_new_watch(conn);
+    int rc = DW_ENOMEM;
+    dw_mailbox *owed = NULL;
+    dw_watch *watch = dw_conn_new_watch(conn);
     if (watch) {
         watch->mail.event.conn = id;
         watch->mail.event.cookie = cookie;
@@ -244,34 +225,28 @@ int dw_watcher_arm(dw_watcher *watcher, dw_conn_id id, dw_flag flag,
 
 int dw_watcher_disarm(dw_watcher *watcher, dw_conn_id id, dw_watch_id watch)
 {
-    dw_conn *conn;
-    int rc;
-
     if (dw_fork_is_child(&watcher->guard))
         return DW_EFORKED;
-    conn = dw_watcher_lock_conn(watcher, id);
+    dw_conn *conn = dw_watcher_lock_conn(watcher, id);
     if (!conn)
         return gone(watcher);
-    rc = dw_conn_disarm(conn, watch);
+    int rc = dw_conn_disarm(conn, watch);
     dw_lock_release(&conn->lock);
     return rc;
 }
 
 int dw_watcher_lost(dw_watcher *watcher, dw_conn_id id, enum dw_reason reason)
 {
-    dw_mailbox *owed = NULL;
-    dw_conn *conn;
-    bool is_news;
-
     if (dw_fork_is_child(&watcher->guard))
         return DW_EFORKED;
     if (reason > DW_REASON_MAX || !(DW_MASK(reason) & DW_MASK_ANY))
         return DW_EINVAL;
-    conn = dw_watcher_lock_conn(watcher, id);
+    dw_conn *conn = dw_watcher_lock_conn(watcher, id);
     if (!conn)
         return gone(watcher);
-    is_news = dw_conn_tell(conn, &watcher->shared, reason, DW_SOURCE_OWNER,
-                           dw_clock_ns(), &owed);
+    dw_mailbox *owed = NULL;
+    bool is_news = dw_conn_tell(conn, &watcher->shared, reason, DW_SOURCE_OWNER,
+                                dw_clock_ns(), &owed);
     dw_lock_release(&conn->lock);
     dw_mailbox_ring_all(owed);
     return is_news;
@@ -279,12 +254,10 @@ int dw_watcher_lost(dw_watcher *watcher, dw_conn_id id, enum dw_reason reason)
 
 int dw_watcher_info(dw_watcher *watcher, dw_conn_id id, dw_conn_info *out)
 {
-    dw_conn *conn;
-
     *out = (dw_conn_info){.fd = -1, .unread = -1};
     if (dw_fork_is_child(&watcher->guard))
         return DW_EFORKED;
-    conn = dw_watcher_lock_conn(watcher, id);
+    dw_conn *conn = dw_watcher_lock_conn(watcher, id);
     if (!conn)
         return gone(watcher);
     out->fd = conn->fd;
@@ -300,7 +273,6 @@ int dw_watcher_info(dw_watcher *watcher, dw_conn_id id, dw_conn_info *out)
 int dw_watcher_adopt(dw_watcher *watcher, dw_mailbox *mailbox)
 {
     int rc = DW_ECLOSED;
-
     pthread_mutex_lock(&watcher->lock);
     if (!watcher->is_closed) {
         mailbox->next = watcher->mailboxes;
@@ -319,7 +291,6 @@ void dw_watcher_disown(dw_watcher *watcher, dw_mailbox *mailbox)
     pthread_mutex_lock(&watcher->lock);
     for (uint32_t slot = 0; slot < watcher->num_used; slot++) {
         dw_conn *conn = &watcher->conns[slot];
-
         dw_lock_acquire(&conn->lock);
         dw_conn_forget_mailbox(conn, mailbox);
         dw_lock_release(&conn->lock);

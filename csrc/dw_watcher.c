@@ -20,7 +20,6 @@ static void look(dw_watcher *watcher, dw_conn *conn, const dw_poll_event *event,
 {
     enum dw_reason reason =
         dw_sock_classify(conn->fd, &conn->kind, event->bits);
-
     if (reason != DW_REASON_NONE)
         dw_conn_tell(conn, &watcher->shared, reason, DW_SOURCE_KERNEL, at_ns,
                      owed);
@@ -40,10 +39,8 @@ static void handle(dw_watcher *watcher, const dw_poll_event *event,
 {
     dw_mailbox *owed = NULL;
     bool is_stale = true;
-    dw_conn *conn;
-
     DW_SYNC_POINT("watch:event-before-lock");
-    conn = dw_watcher_lock_conn(watcher, event->key);
+    dw_conn *conn = dw_watcher_lock_conn(watcher, event->key);
     if (conn) {
         is_stale = !conn->has_fd;
         if (!is_stale) {
@@ -83,7 +80,6 @@ static void *run(void *arg)
 {
     dw_watcher *watcher = arg;
     bool is_stopping = false;
-
     /* The wait fails only if somebody closed our fds; attach then says so. */
     while (!is_stopping) {
         if (drive(watcher, watcher->poller, -1, &is_stopping) < 0)
@@ -102,7 +98,6 @@ static int open_poller(const char *name, enum dw_driver driver,
         &dw_poller_poll,
     };
     int rc = DW_EINVAL;
-
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         if (name && strcmp(name, all[i]->name) != 0)
             continue;
@@ -123,11 +118,9 @@ static int open_poller(const char *name, enum dw_driver driver,
 int dw_watcher_create(dw_flags *flags, const char *poller,
                       enum dw_driver driver, dw_watcher **out)
 {
-    dw_watcher *watcher;
-    int rc;
-
     *out = NULL;
-    watcher = calloc(1, sizeof(*watcher));
+    int rc;
+    dw_watcher *watcher = calloc(1, sizeof(*watcher));
     if (!watcher)
         return DW_ENOMEM;
     watcher->shared.flags = flags;
@@ -200,7 +193,6 @@ void dw_watcher_close(dw_watcher *watcher)
         pthread_cond_wait(&watcher->is_out, &watcher->lock);
     for (uint32_t slot = 0; slot < watcher->num_used; slot++) {
         dw_conn *conn = &watcher->conns[slot];
-
         dw_lock_acquire(&conn->lock);
         if (conn->generation & 1) {
             dw_conn_drop(conn);
@@ -218,11 +210,9 @@ void dw_watcher_close(dw_watcher *watcher)
 void dw_watcher_release(dw_watcher *watcher)
 {
     bool is_child = dw_fork_is_child(&watcher->guard);
-    bool is_last;
-
     if (!is_child)
         pthread_mutex_lock(&watcher->lock);
-    is_last = --watcher->num_refs == 0;
+    bool is_last = --watcher->num_refs == 0;
     if (!is_child)
         pthread_mutex_unlock(&watcher->lock);
     if (!is_last)
@@ -247,23 +237,19 @@ void dw_watcher_free(dw_watcher *watcher)
 
 int dw_watcher_fd(dw_watcher *watcher)
 {
-    int rc;
-
     if (dw_fork_is_child(&watcher->guard))
         return DW_EFORKED;
     if (watcher->driver != DW_DRIVER_LOOP)
         return DW_ENOTSUP;
     pthread_mutex_lock(&watcher->lock);
-    rc = watcher->is_closed ? DW_ECLOSED : watcher->ops->fd(watcher->poller);
+    int rc =
+        watcher->is_closed ? DW_ECLOSED : watcher->ops->fd(watcher->poller);
     pthread_mutex_unlock(&watcher->lock);
     return rc;
 }
 
 int dw_watcher_poll(dw_watcher *watcher, int timeout_ms)
 {
-    bool is_stopping;
-    int rc;
-
     if (dw_fork_is_child(&watcher->guard))
         return DW_EFORKED;
     if (watcher->driver != DW_DRIVER_LOOP)
@@ -276,7 +262,8 @@ int dw_watcher_poll(dw_watcher *watcher, int timeout_ms)
     watcher->is_polling = true;
     pthread_mutex_unlock(&watcher->lock);
 
-    rc = drive(watcher, watcher->poller, timeout_ms, &is_stopping);
+    bool is_stopping;
+    int rc = drive(watcher, watcher->poller, timeout_ms, &is_stopping);
 
     pthread_mutex_lock(&watcher->lock);
     watcher->is_polling = false;
@@ -287,8 +274,6 @@ int dw_watcher_poll(dw_watcher *watcher, int timeout_ms)
 
 void dw_watcher_read_stats(dw_watcher *watcher, dw_watcher_stats *out)
 {
-    uint32_t num_used;
-
     *out = (dw_watcher_stats){
         .poller = watcher->ops->name,
         .driver = watcher->driver,
@@ -297,14 +282,13 @@ void dw_watcher_read_stats(dw_watcher *watcher, dw_watcher_stats *out)
         return;
     pthread_mutex_lock(&watcher->lock);
     out->num_connections = watcher->num_connections;
-    num_used = watcher->num_used;
+    uint32_t num_used = watcher->num_used;
     pthread_mutex_unlock(&watcher->lock);
 
     /* Counted here rather than kept, so that arm and disarm touch nothing
      * that connections share. */
     for (uint32_t slot = 0; slot < num_used; slot++) {
         dw_conn *conn = &watcher->conns[slot];
-
         dw_lock_acquire(&conn->lock);
         if (conn->generation & 1) {
             out->num_armed += conn->num_armed;
