@@ -151,6 +151,7 @@ int dw_flags_wait(dw_flags *flags, const dw_flag *which, size_t num_which,
         index = first_ended(flags, which, num_which);
         if (index >= 0)
             break;
+        DW_SYNC_POINT("flags:wait-looked");
         rc = bell_sleep(bell, seen, deadline_ns, bits);
     }
     atomic_fetch_sub_explicit(&bell->waiters, 1, memory_order_relaxed);

@@ -439,6 +439,10 @@ TEST(a_flag_is_seen_cancelled_before_its_times_are_there)
     uint64_t at_ns, stored_ns;
     pthread_t thread;
 
+    /* In a slot that was cancelled before: its old times are gone too. */
+    CHECK_EQ(dw_flag_cancel(flags, cancel.flag, DW_REASON_RESET, 5), 1);
+    dw_flag_release(flags, cancel.flag);
+    cancel.flag = next_tenant(flags, cancel.flag.slot);
     gate_close("flags:cancel-stored");
     CHECK(!pthread_create(&thread, NULL, do_cancel, &cancel));
     gate_wait("flags:cancel-stored");

@@ -177,6 +177,12 @@ static void retain_while_the_parent_lets_go(dialogue *it)
     dw_flag_release(it->flags, it->flag);
 }
 
+static void release_what_is_not_held(void *arg)
+{
+    dialogue *it = arg;
+    dw_flag_release(it->flags, it->flag);
+}
+
 TEST(the_reference_of_another_process_holds_the_slot)
 {
     dialogue *it = make_dialogue();
@@ -184,6 +190,8 @@ TEST(the_reference_of_another_process_holds_the_slot)
 
     hear(it->to_parent);
     dw_flag_release(it->flags, it->flag);
+    CHECK_EQ(dw_flag_reason(it->flags, it->flag), DW_REASON_NONE);
+    CHECK_IN_CHILD(release_what_is_not_held, it);
     CHECK_EQ(dw_flag_reason(it->flags, it->flag), DW_REASON_NONE);
     tell(it->to_child);
     end_child(child);

@@ -102,16 +102,24 @@ TEST(a_stale_name_ends_the_wait_at_once)
     dw_flags_free(flags);
 }
 
-TEST(a_cancel_between_registering_and_looking_is_not_missed)
+typedef struct {
+    const char *point;
+} wait_point;
+
+static const wait_point wait_points[] = {{"flags:wait-registered"},
+                                         {"flags:wait-looked"}};
+
+TEST_EACH(a_cancel_before_the_waiter_sleeps_is_not_missed, wait_point, at,
+          wait_points)
 {
     waiter self = {.flags = make_table(), .num_which = 1};
 
     self.which[0] = make_flag(self.flags);
-    gate_close("flags:wait-registered");
+    gate_close(at->point);
     start(&self);
-    gate_wait("flags:wait-registered");
+    gate_wait(at->point);
     cancel(self.flags, self.which[0]);
-    gate_open("flags:wait-registered");
+    gate_open(at->point);
     CHECK_EQ(finish(&self), 0);
     dw_flags_free(self.flags);
 }
