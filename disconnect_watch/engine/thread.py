@@ -61,7 +61,7 @@ class EngineThread:
         )
         # Guards the commands and the end of the thread: what is accepted is also carried out.
         self._lock = threading.Lock()
-        self._commands: deque[Callable[[], None]] = deque()
+        self._commands: deque[Callable[[], object]] = deque()
         self._wake = threading.Event()
         self._is_accepting = False
         self._is_stopped = True
