@@ -60,6 +60,13 @@ def pair(kind: str) -> Iterator[Pair]:
         yield pair
 
 
+@pytest.fixture
+def tcp() -> Iterator[Pair]:
+    """A pair for what has nothing to do with the kind of socket."""
+    with connected("tcp") as pair:
+        yield pair
+
+
 @pytest.fixture(autouse=True)
 def leak_guard() -> Iterator[None]:
     """Threads, fds and what the default watcher holds are the same after a test."""

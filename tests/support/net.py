@@ -1,16 +1,20 @@
 """Real connections over loopback, and every way in which a client leaves them."""
 
+import array
 import asyncio
 import contextlib
+import fcntl
 import os
 import select
 import socket
 import struct
 import subprocess
 import tempfile
+import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from typing import cast
 
 from disconnect_watch import Reason
 
@@ -103,6 +107,33 @@ def dial(listening: socket.socket) -> socket.socket:
     client.settimeout(10)
     client.connect(listening.getsockname())
     return client
+
+
+@contextlib.asynccontextmanager
+async def streams(
+    pair: Pair,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """The server's end of a pair as streams of the running loop, closed at the end."""
+    open_ = asyncio.open_unix_connection if pair.kind == "unix" else asyncio.open_connection
+    reader, writer = await open_(sock=pair.server)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+def transport_of(writer: asyncio.StreamWriter) -> asyncio.Transport:
+    """A stream's transport, which typeshed takes for one that only writes."""
+    return cast("asyncio.Transport", writer.transport)
+
+
+def unread_bytes(sock: socket.socket | int) -> int:
+    """How much waits in the kernel's receive queue."""
+    count = array.array("i", [0])
+    fcntl.ioctl(sock, termios.FIONREAD, count)
+    return count[0]
 
 
 def reset(client: socket.socket, peer: socket.socket | None = None) -> None:

@@ -1,0 +1,292 @@
+"""One attached connection as the code of its loop shares it.
+
+A transport is attached once, when it is watched first, and stays attached until
+its ``connection_lost``; each watch then costs no system call. Two sources tell
+that the peer left, and both are needed:
+
+- the watcher, which sees it although nobody reads;
+- the transport itself. While it reads it may be the faster one: it takes the end
+  of stream or the reset, closes the fd, and the kernel drops our registration
+  together with its pending event. So ``connection_lost`` and ``eof_received`` of
+  the protocol are shadowed on the instance, and report before the fd closes.
+  (Under TLS they are called after it: then the registration is gone already,
+  which ``detach`` tolerates.)
+
+What the owner does himself is no leave. Once ``close()`` was called on the
+transport, news of the peer's FIN, which is his answer to ours, disturbs nobody;
+an error that ends the connection arrives with ``connection_lost``.
+"""
+
+import asyncio
+import errno
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from disconnect_watch.aio._mailbox import LoopMailbox
+from disconnect_watch.errors import UnsupportedSocketError
+from disconnect_watch.token import CancelToken, Reason
+from disconnect_watch.watcher import Connection, is_gone
+
+__all__ = ["LoopConnection", "connection_of_fd", "connection_of_transport", "reason_of_error"]
+
+_SILENT_PEER = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
+
+
+class Block(Protocol):
+    """A block of code that is cancelled when the peer leaves."""
+
+    task: asyncio.Task[Any] | None
+
+    @property
+    def was_cancelled(self) -> bool: ...
+
+    def on_leave(self, reason: Reason, at_ns: int) -> None: ...
+
+
+class Handler(Protocol):
+    """Who watches the connection for its whole life: the protocol of ``start_server``."""
+
+    def on_leave(self, reason: Reason, at_ns: int) -> None: ...
+
+    def block_ended(self, block: Block) -> None: ...
+
+
+class LoopConnection:
+    """An attached connection, its owner, and who on this loop watches it.
+
+    Threads: the loop's own only.
+    """
+
+    def __init__(self, mailbox: LoopMailbox, fd: int) -> None:
+        self.mailbox = mailbox
+        self.conn: Connection = mailbox.watcher.attach(fd)
+        # The poller tells of what was before, too, but only in a moment: a token armed
+        # on a client that is gone must be fired before any work starts.
+        gone = is_gone(fd)
+        if gone is not None:
+            self.conn.lost(gone)
+        self.transport: asyncio.Transport | None = None
+        self.protocol: asyncio.BaseProtocol | None = None
+        self.is_followed = False
+        self.has_peer_left = False
+        self.handler: Handler | None = None
+        self._blocks: list[Block] = []
+        self._num_pauses = 0
+        self._holds_pause = False
+        self._unshadow: Callable[[], None] | None = None
+        mailbox.connections[fd] = self
+
+    def serve(self, transport: asyncio.Transport, protocol: asyncio.BaseProtocol) -> None:
+        """Belong to a protocol that reports ``end_of_stream`` and ``ended`` by itself."""
+        self.transport = transport
+        self.protocol = protocol
+        self.is_followed = True
+
+    def follow(self, transport: asyncio.Transport, protocol: asyncio.BaseProtocol | None) -> None:
+        """Hear from ``protocol`` when the connection ends, if it takes an attribute.
+
+        Called again where the transport got another protocol, or the protocol another
+        transport (TLS was started on it).
+        """
+        self.transport = transport
+        if protocol is not self.protocol:
+            if self._unshadow is not None:
+                self._unshadow()
+            self.protocol = protocol
+            self._unshadow = None if protocol is None else _shadow(self, protocol)
+            self.is_followed = self._unshadow is not None
+
+    def is_of(self, transport: asyncio.Transport, protocol: asyncio.BaseProtocol | None) -> bool:
+        """Whether this is that transport's connection, and not one that had its fd before."""
+        return self.transport is None or self.transport is transport or self.protocol is protocol
+
+    def arm(self, block: Block, token: CancelToken, mask: int) -> int:
+        """Watch for ``block``; its partner is ``leave``."""
+        watch_id = self.mailbox.arm(self.conn, token, block.on_leave, mask=mask)
+        self._blocks.append(block)
+        return watch_id
+
+    def leave(self, block: Block, watch_id: int) -> None:
+        """End the watch of ``block``; the last one detaches what is not followed."""
+        self._blocks.remove(block)
+        self.mailbox.disarm(self.conn, watch_id)
+        if self.handler is not None:
+            self.handler.block_ended(block)
+        if not self._blocks and not self.is_followed:
+            self.detach()
+
+    def is_watched_by(self, task: asyncio.Task[Any]) -> bool:
+        """Whether ``task`` is inside a block that watches this connection."""
+        return any(block.task is task for block in self._blocks)
+
+    def is_leave(self, reason: Reason) -> bool:
+        """Whether the news is of the peer's own leaving, and not the echo of our close."""
+        if reason is Reason.OWNER_CLOSED:
+            return False
+        if self.transport is None or not self.transport.is_closing():
+            self.has_peer_left = True
+        return self.has_peer_left
+
+    def end_of_stream(self) -> None:
+        """The owner read the peer's FIN."""
+        if self.conn.is_attached and self.is_leave(Reason.FIN):
+            self.conn.lost(Reason.FIN)
+
+    def ended(self, error: BaseException | None) -> None:
+        """The owner lost the connection; the fd closes after this. Idempotent."""
+        if not self.conn.is_attached:
+            return
+        reason = reason_of_error(error)
+        self.has_peer_left |= reason is not Reason.OWNER_CLOSED
+        self.mailbox.lost(self.conn, reason)
+        if reason is not Reason.OWNER_CLOSED:
+            # The watcher may have told it before, while the transport was closing on
+            # this very error, which is_leave could not know then.
+            at_ns = time.monotonic_ns()
+            for block in tuple(self._blocks):
+                block.on_leave(reason, at_ns)
+            if self.handler is not None:
+                self.handler.on_leave(reason, at_ns)
+        self.detach()
+
+    def detach(self) -> None:
+        """Let go of the fd and of the owner."""
+        self.conn.detach()
+        if self._unshadow is not None:
+            self._unshadow()
+            self._unshadow = None
+        self.transport = self.protocol = None
+
+    def pause(self) -> None:
+        """Leave what the peer sends in the kernel; its partner is ``resume``."""
+        self._num_pauses += 1
+        transport = self.transport
+        if transport is None or transport.is_closing() or not _is_reading(transport):
+            return
+        if self.conn.reason is Reason.FIN:
+            # Nothing comes any more, and asyncio, which goes on saying is_reading, would
+            # on resuming report the same end of stream to its protocol again.
+            return
+        transport.pause_reading()
+        self._holds_pause = True
+        reader = _stream_reader(self.protocol)
+        if reader is not None:
+            # The reader's own flow control must know, or a body that reads more of
+            # its request would wait for bytes that nobody lets in.
+            reader._paused = True
+
+    def resume(self) -> None:
+        """Read again, where the pause was ours and the owner's flow control agrees."""
+        self._num_pauses -= 1
+        if self._num_pauses or not self._holds_pause:
+            return
+        self._holds_pause = False
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        reader = _stream_reader(self.protocol)
+        if reader is not None:
+            reader._maybe_resume_transport()
+        elif not _is_reading(transport):
+            transport.resume_reading()
+
+
+def connection_of_fd(mailbox: LoopMailbox, fd: int) -> LoopConnection:
+    """The connection of a plain socket, attached unless a block watches it already."""
+    known = mailbox.connections.get(fd)
+    if known is not None and known.conn.is_attached:
+        if known.transport is None or not known.transport.is_closing():
+            return known
+        known.detach()
+    return LoopConnection(mailbox, fd)
+
+
+def connection_of_transport(
+    mailbox: LoopMailbox, transport: asyncio.Transport, fd: int, *, must_follow: bool
+) -> LoopConnection:
+    """The connection of an open transport, attached and followed once.
+
+    Raises:
+        UnsupportedSocketError: it must be followed, and its protocol takes no attribute.
+    """
+    protocol = transport.get_protocol()
+    known = mailbox.connections.get(fd)
+    if known is not None and known.conn.is_attached and not known.is_of(transport, protocol):
+        # The fd was closed behind our back and is another socket's by now.
+        known.detach()
+    if known is None or not known.conn.is_attached:
+        known = LoopConnection(mailbox, fd)
+    known.follow(transport, protocol)
+    if must_follow and not known.is_followed:
+        raise UnsupportedSocketError(
+            f"watch {transport!r}: it goes on reading, and {type(protocol).__name__} takes no "
+            "attribute through which to hear of its end; pass pause_reading=True and no TLS"
+        )
+    return known
+
+
+def reason_of_error(error: BaseException | None) -> Reason:
+    """How a connection ended, from what ``connection_lost`` was given."""
+    if isinstance(error, OSError):
+        is_silent = isinstance(error, TimeoutError) or error.errno in _SILENT_PEER
+        return Reason.TIMED_OUT if is_silent else Reason.RESET
+    return Reason.OWNER_CLOSED
+
+
+def _shadow(
+    connection: LoopConnection, protocol: asyncio.BaseProtocol
+) -> Callable[[], None] | None:
+    """Report a protocol's callbacks to ``connection`` first; returns what undoes it.
+
+    Returns None where the protocol has no ``__dict__`` to put them in.
+    """
+    attributes: dict[str, Any] | None = getattr(protocol, "__dict__", None)
+    if attributes is None:
+        return None
+    own_connection_lost = protocol.connection_lost
+    own_eof_received: Callable[[], bool | None] | None = getattr(protocol, "eof_received", None)
+
+    def connection_lost(error: Exception | None) -> None:
+        connection.ended(error)
+        own_connection_lost(error)
+
+    def eof_received() -> bool | None:
+        connection.end_of_stream()
+        assert own_eof_received is not None
+        return own_eof_received()
+
+    shadows: dict[str, Any] = {"connection_lost": connection_lost}
+    if own_eof_received is not None:
+        shadows["eof_received"] = eof_received
+    shadowed = {name: attributes[name] for name in shadows if name in attributes}
+    attributes.update(shadows)
+
+    def unshadow() -> None:
+        for name, shadow in shadows.items():
+            # Another wrapper may lie over ours by now, which then only passes through.
+            if attributes.get(name) is shadow:
+                del attributes[name]
+                if name in shadowed:
+                    attributes[name] = shadowed[name]
+
+    return unshadow
+
+
+def _is_reading(transport: asyncio.Transport) -> bool:
+    try:
+        return transport.is_reading()
+    except NotImplementedError:
+        return False
+
+
+def _stream_reader(protocol: asyncio.BaseProtocol | None) -> Any:
+    """The StreamReader behind a stream's protocol, if it is one that can be paused.
+
+    These three names are private to asyncio and the same in 3.11 to 3.14;
+    ``test_watch.py`` fails where they change.
+    """
+    reader = getattr(protocol, "_stream_reader", None)
+    if hasattr(reader, "_paused") and hasattr(reader, "_maybe_resume_transport"):
+        return reader
+    return None

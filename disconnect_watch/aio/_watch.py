@@ -1,0 +1,257 @@
+"""``watch``: a block of code that is cancelled when its client leaves.
+
+The rules are those of ``asyncio.timeout``. The task is cancelled once; at the end
+of the block that cancel is taken back (``uncancel``), and the ``CancelledError``
+becomes ``ClientDisconnected`` only if no other cancel is asked for: one from
+outside that came at the same time propagates as it is. Of nested blocks that were
+cancelled together the outermost converts it.
+
+The cancel is never made while a task runs, but from the loop, and taken off the
+loop at the end of the block: set inside the running task it would strike at the
+first ``await`` *after* a block that has none left.
+"""
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Any, Literal, Self, cast
+
+from disconnect_watch.aio._connection import (
+    LoopConnection,
+    connection_of_fd,
+    connection_of_transport,
+    reason_of_error,
+)
+from disconnect_watch.aio._mailbox import OnLeave, loop_mailbox
+from disconnect_watch.errors import ClientDisconnected, UnsupportedSocketError
+from disconnect_watch.token import CancelToken, Reason
+from disconnect_watch.watcher import MASK_ANY, MASK_GONE, HasFileno, Watcher, fd_of
+
+__all__ = ["HalfClose", "Watch", "mask_of", "watch"]
+
+HalfClose = Literal["disconnect", "ignore"]
+_MASKS = {"disconnect": MASK_ANY, "ignore": MASK_GONE}
+
+Target = asyncio.StreamWriter | asyncio.BaseTransport | HasFileno | int
+
+
+def mask_of(half_close: str) -> int:
+    """The ways to leave that count under a half-close policy.
+
+    Raises:
+        ValueError: no such policy.
+    """
+    mask = _MASKS.get(half_close)
+    if mask is None:
+        raise ValueError(f"half_close {half_close!r}: must be 'disconnect' or 'ignore'")
+    return mask
+
+
+def watch(
+    target: Target,
+    *,
+    half_close: HalfClose = "disconnect",
+    pause_reading: bool = True,
+    watcher: Watcher | None = None,
+) -> "Watch":
+    """Cancel a block of code when the client of ``target`` leaves.
+
+    ``async with watch(writer) as w:`` gives the block ``w.token``, which fires at
+    once, whatever the loop is doing. Then the task is cancelled at its ``await``,
+    and ``ClientDisconnected`` leaves the block. Where the client has left before,
+    the token is fired on entry and the first ``await`` that waits is cancelled; a
+    transport that is closing or closed has no client any more.
+
+    While the block runs, reading is paused: what the client sends next stays in the
+    kernel, unread and unharmed, for the owner to read afterwards. Closing the
+    connection inside the block fires the token (work for it is pointless), but
+    cancels nobody: who closed it knows.
+
+    Args:
+        target: a StreamWriter, a Transport, a connected stream socket or its fd. A
+            plain socket must stay open until the end of the block.
+        half_close: "disconnect" takes the client's FIN for his leaving; "ignore"
+            serves clients that shut down their sending side, until a reset.
+        pause_reading: False lets the transport read on, as a body must that expects
+            more of its request from a protocol of its own. A StreamReader resumes
+            by itself when it is read inside the block.
+        watcher: None for the process-wide one.
+
+    Returns:
+        An async context manager, for one use.
+
+    Raises:
+        ValueError: no such half_close.
+        TypeError: on entry; ``target`` is none of these.
+        UnsupportedSocketError: on entry; no connected stream socket, a closed one,
+            or a transport whose end cannot be followed.
+        ClientDisconnected: at the end of the block; the client left inside it.
+
+    Threads: inside a task of a running loop.
+    """
+    return Watch(target, mask_of(half_close), pause_reading, watcher)
+
+
+class Watch:
+    """What ``watch`` returns."""
+
+    __slots__ = (
+        "_cancels_before",
+        "_connection",
+        "_is_pausing",
+        "_left",
+        "_mask",
+        "_pause_reading",
+        "_soon",
+        "_target",
+        "_token",
+        "_watch_id",
+        "_watcher",
+        "task",
+        "was_cancelled",
+    )
+
+    def __init__(
+        self, target: Target, mask: int, pause_reading: bool, watcher: Watcher | None
+    ) -> None:
+        self.task: asyncio.Task[Any] | None = None
+        self.was_cancelled = False
+        self._target = target
+        self._mask = mask
+        self._pause_reading = pause_reading
+        self._watcher = watcher
+        self._token = CancelToken()
+        self._connection: LoopConnection | None = None
+        self._watch_id = 0
+        self._is_pausing = False
+        self._cancels_before = 0
+        self._soon: asyncio.Handle | None = None
+        self._left: tuple[Reason, int] | None = None
+
+    @property
+    def token(self) -> CancelToken:
+        """The token that fires when the client leaves."""
+        return self._token
+
+    @property
+    def reason(self) -> Reason | None:
+        """How the client left, or why the token was cancelled; None while neither."""
+        return self._left[0] if self._left else self._token.reason
+
+    async def __aenter__(self) -> Self:
+        if self.task is not None:
+            raise RuntimeError("a watch was entered twice: make one for each block")
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("watch must be entered inside a task")
+        self.task = task
+        self._cancels_before = task.cancelling()
+        try:
+            self._enter()
+        except BaseException:
+            self._exit()
+            raise
+        return self
+
+    def _enter(self) -> None:
+        target = self._target
+        if hasattr(target, "get_extra_info"):
+            transport = cast("asyncio.Transport", getattr(target, "transport", target))
+            if transport.is_closing():
+                self._token.cancel(_reason_of_closed(target))
+                self._leave_on_entry(self._leave)
+                return
+            connection = self._connection_of(transport)
+        elif isinstance(target, int) or hasattr(target, "fileno"):
+            connection = connection_of_fd(loop_mailbox(self._watcher), fd_of(target))
+        else:
+            raise TypeError(
+                f"watch {target!r}: expected a StreamWriter, a Transport, a socket or its fd, "
+                f"got {type(target).__name__}"
+            )
+        self._watch_id = connection.arm(self, self._token, self._mask)
+        self._connection = connection
+        if self._token.cancelled:
+            self._leave_on_entry(self.on_leave)
+        elif self._pause_reading:
+            self._is_pausing = True
+            connection.pause()
+
+    def _leave_on_entry(self, leave: OnLeave) -> None:
+        reason = self._token.reason
+        assert reason is not None
+        # Between the flag's CAS and its timestamp the time reads as 0.
+        leave(reason, self._token.cancelled_at_ns or time.monotonic_ns())
+
+    def _connection_of(self, transport: asyncio.Transport) -> LoopConnection:
+        if self._watcher is None:
+            # Inside a handler of start_server: its connection, whichever watcher it has.
+            served: LoopConnection | None = getattr(transport.get_protocol(), "connection", None)
+            if isinstance(served, LoopConnection) and served.conn.is_attached:
+                served.follow(transport, transport.get_protocol())
+                return served
+        sock = transport.get_extra_info("socket")
+        if sock is None:
+            raise UnsupportedSocketError(
+                f"watch {transport!r}: no socket is behind it; watch the socket itself"
+            )
+        # Under TLS a transport reads on while it is paused.
+        is_tls = transport.get_extra_info("sslcontext") is not None
+        return connection_of_transport(
+            loop_mailbox(self._watcher),
+            transport,
+            sock.fileno(),
+            must_follow=is_tls or not self._pause_reading,
+        )
+
+    def on_leave(self, reason: Reason, at_ns: int) -> None:
+        """The connection ended: cancel the block, once, if it was the client's doing."""
+        connection = self._connection
+        if self._left is None and connection is not None and connection.is_leave(reason):
+            self._leave(reason, at_ns)
+
+    def _leave(self, reason: Reason, at_ns: int) -> None:
+        assert self.task is not None
+        self._left = (reason, at_ns)
+        loop = self.task.get_loop()
+        if asyncio.current_task(loop) is None:
+            self._cancel()
+        else:
+            self._soon = loop.call_soon(self._cancel)
+
+    def _cancel(self) -> None:
+        assert self.task is not None
+        self.was_cancelled = True
+        self.task.cancel()
+
+    def _exit(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            if self._is_pausing:
+                connection.resume()
+            connection.leave(self, self._watch_id)
+        if self._soon is not None:
+            self._soon.cancel()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._exit()
+        if not self.was_cancelled:
+            return
+        assert self.task is not None
+        assert self._left is not None
+        is_ours_alone = self.task.uncancel() <= self._cancels_before
+        if is_ours_alone and isinstance(exc, asyncio.CancelledError):
+            reason, at_ns = self._left
+            raise ClientDisconnected(reason, at_ns / 1e9) from exc
+
+
+def _reason_of_closed(target: object) -> Reason:
+    """How a closing transport ended, as far as its stream knows."""
+    reader = getattr(target, "_reader", None)
+    error = reader.exception() if isinstance(reader, asyncio.StreamReader) else None
+    return reason_of_error(error)
