@@ -118,8 +118,7 @@ class Scheduler:
         """
         plan = Schedule([], [])
         budget = self._plan_running(plan)
-        if not plan.preempted:
-            self._plan_waiting(plan, budget)
+        self._plan_waiting(plan, budget)
         return plan
 
     def _plan_running(self, plan: Schedule) -> int:
@@ -142,12 +141,12 @@ class Scheduler:
         while self._waiting and budget > 0 and self.num_running < self._max_num_seqs:
             request = next(iter(self._waiting.values()))
             # Each running request may soon need one more block. Admitting into that reserve
-            # would only get the newcomer preempted, and its prefill computed twice.
+            # would only get the newcomer preempted, and its prefill computed twice. It also
+            # keeps out whom this very step preempted: what that freed has gone to another.
             num_needed = self._pool.num_blocks_for(len(request.token_ids)) + self.num_running
-            if self._running and num_needed > self._pool.num_free:
+            if num_needed > self._pool.num_free:
                 break
-            if not self._pool.allocate(request.request_id, len(request.token_ids)):
-                break
+            self._pool.allocate(request.request_id, len(request.token_ids))
             del self._waiting[request.request_id]
             request.status = "running"
             self._running.append(request)

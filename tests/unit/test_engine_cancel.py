@@ -193,6 +193,35 @@ def test_a_drop_in_the_middle_changes_no_score_of_those_who_stay(
         torch.testing.assert_close(scores(layer), undisturbed, rtol=1e-5, atol=1e-5)
 
 
+def test_who_left_before_a_forward_failed_is_not_computed_when_it_is_repeated(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = make_engine(max_num_batched_tokens=128)
+    submit(engine, "stays", LONG[:20], 1)
+    submit(engine, "too", LONG[20:40], 1)
+    token = submit(engine, "leaves", LONG)
+    has_failed: list[bool] = []
+
+    def hook(_: int, layer: int) -> None:
+        if layer == 1:
+            token.cancel(Reason.FIN)
+        if layer == 2 and not has_failed:
+            has_failed.append(True)
+            raise RuntimeError("once")
+
+    engine.layer_hook = hook
+    outputs: dict[str, list[RequestOutput]] = {}
+    collect(engine.step(), outputs)
+    engine.check_integrity()
+    [record] = engine.step_log
+    assert record.dropped == {"leaves": 1}
+    assert record.layer_tokens == (90, 40, *(20,) * 3, *(20,) * 3)
+    assert outcome_of(outputs["leaves"]).kind == "cancelled"
+    assert tokens_of(outputs["stays"]) == dense_greedy(tiny_model(), LONG[:20], 1)
+    assert tokens_of(outputs["too"]) == dense_greedy(tiny_model(), LONG[20:40], 1)
+    assert caplog.records == []
+
+
 def test_a_forward_ends_at_once_when_all_its_rows_have_left() -> None:
     engine = make_engine()
     prefill = submit(engine, "prefill", LONG)
@@ -220,6 +249,7 @@ def test_blocks_of_a_dropped_row_are_apart_until_the_forward_has_returned() -> N
     submit(engine, "stays", SHORT)
     token = submit(engine, "leaves", LONG)
     seen: list[tuple[int, int, int]] = []
+    times: list[int] = []
 
     def hook(_: int, layer: int) -> None:
         if layer == 1:
@@ -227,9 +257,13 @@ def test_blocks_of_a_dropped_row_are_apart_until_the_forward_has_returned() -> N
         engine.check_integrity()
         stats = engine.stats()
         seen.append((stats.num_blocks_used, stats.num_blocks_retained, stats.num_blocks_free))
+        times.append(time.monotonic_ns())
 
     engine.layer_hook = hook
-    engine.step()
+    outcome = outcome_of([output for output in engine.step() if output.request_id == "leaves"])
+    # It is out of the batch before the next layer, and its blocks are free after the last.
+    assert outcome.flag_at_ns <= outcome.seen_at_ns <= outcome.dropped_at_ns <= times[2]
+    assert times[2] <= outcome.freed_at_ns
     assert seen == [(14, 0, 50), (14, 0, 50), (1, 13, 50)]
     stats = engine.stats()
     assert (stats.num_blocks_used, stats.num_blocks_retained, stats.num_blocks_free) == (1, 0, 63)
