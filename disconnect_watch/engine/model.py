@@ -62,15 +62,15 @@ class DecoderLayer(nn.Module):
             hidden.shape[0], self.num_heads + 2 * self.num_kv_heads, self.head_dim
         )
         if self.q_norm is None or self.k_norm is None:
-            turned, value = torch.split(
-                heads, [self.num_heads + self.num_kv_heads, self.num_kv_heads], 1
+            turned, value = heads.split_with_sizes(
+                (self.num_heads + self.num_kv_heads, self.num_kv_heads), 1
             )
         else:
-            query, key, value = torch.split(
-                heads, [self.num_heads, self.num_kv_heads, self.num_kv_heads], 1
+            query, key, value = heads.split_with_sizes(
+                (self.num_heads, self.num_kv_heads, self.num_kv_heads), 1
             )
             turned = torch.cat((self.q_norm(query), self.k_norm(key)), 1)
-        query, key = torch.split(rotate(turned, rope), [self.num_heads, self.num_kv_heads], 1)
+        query, key = rotate(turned, rope).split_with_sizes((self.num_heads, self.num_kv_heads), 1)
         hidden = hidden + self.o_proj(attention(self.index, query, key, value))
         gate, up = self.gate_up_proj(self.post_attention_layernorm(hidden)).chunk(2, -1)
         down: Tensor = self.down_proj(F.silu(gate) * up)

@@ -15,6 +15,9 @@ from disconnect_watch.engine.rng import uniform
 
 __all__ = ["sample"]
 
+#: At or below it the likeliest token is taken: scores divided by less could overflow.
+MIN_TEMPERATURE = 1e-5
+
 
 def sample(logits: Tensor, requests: Sequence[Request]) -> list[int | None]:
     """Choose the next token of each request.
@@ -32,14 +35,13 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[int | None]:
     chosen = torch.where(best.isfinite(), chosen, -1)
     kinds: dict[Callable[[Tensor, Sequence[Request]], Tensor], list[int]] = {}
     for index, request in enumerate(requests):
-        if request.params.temperature > 0:
+        if request.params.temperature > MIN_TEMPERATURE:
             is_filtered = request.params.top_k > 0 or request.params.top_p < 1
             kinds.setdefault(_filtered if is_filtered else _plain, []).append(index)
     for draw, indices in kinds.items():
         rows = torch.tensor(indices)
-        scores = (logits[rows] - best[rows, None]) / torch.tensor(
-            [[requests[index].params.temperature] for index in indices]
-        )
+        temperatures = [[requests[index].params.temperature] for index in indices]
+        scores = logits[rows] / torch.tensor(temperatures)
         drawn = draw(scores, [requests[index] for index in indices])
         chosen[rows] = torch.where(chosen[rows] < 0, -1, drawn)
     return [None if token < 0 else token for token in chosen.tolist()]

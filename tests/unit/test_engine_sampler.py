@@ -44,7 +44,11 @@ def test_shares_follow_the_softmax_of_the_scores(temperature: float) -> None:
 
 
 def test_a_tiny_temperature_is_greedy_and_not_infinite() -> None:
-    assert draw(SamplingParams(temperature=1e-30), num=50) == {1: 50}
+    for temperature in (1e-5, 1e-40, 5e-324):
+        assert draw(SamplingParams(temperature=temperature), num=50) == {1: 50}
+    # Close scores are told apart all the same.
+    close = torch.tensor([1.0, 1.0001])
+    assert draw(SamplingParams(temperature=1e-4), scores=close)[0] > 1000
 
 
 def test_top_k_keeps_the_k_likeliest() -> None:
