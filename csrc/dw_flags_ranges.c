@@ -91,6 +91,7 @@ int dw_flag_alloc(dw_flags *flags, dw_flag *out)
     dw_flags_table *table = flags->table;
     dw_process_id self = self_of(local);
     dw_lock_acquire(&local->lock);
+    DW_SYNC_POINT("flags:alloc-locked");
     if (!local->num_free && !queue_refill(flags, self)) {
         dw_lock_release(&local->lock);
         return DW_ENOSPC;

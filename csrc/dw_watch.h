@@ -156,7 +156,7 @@ int dw_mailbox_create(dw_watcher *watcher, dw_mailbox **out);
 int dw_mailbox_fd(const dw_mailbox *mailbox);
 
 /* Clears the fd, then takes up to max_events; what is left makes the fd
- * readable again. RETURNS: the number taken. */
+ * readable again. RETURNS: the number taken. ERRORS: DW_ECLOSED, DW_EFORKED. */
 int dw_mailbox_drain(dw_mailbox *mailbox, dw_event *events, size_t max_events);
 
 /* Makes the fd readable with no event: wakes its consumer. */
