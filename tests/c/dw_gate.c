@@ -76,6 +76,8 @@ static void reach(const char *point, void *unused)
 
 void gate_install(void)
 {
+    memset(gates, 0, sizeof gates);
+    pthread_mutex_init(&mutex, NULL);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);

@@ -13,6 +13,7 @@
 #ifndef DW_GATE_H
 #define DW_GATE_H
 
+/* All gates open; once for each process, which the harness sees to. */
 void gate_install(void);
 
 void gate_close(const char *point);

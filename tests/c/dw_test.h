@@ -27,16 +27,34 @@
  * each element; the element's first member is its label, a const char *. */
 #define TEST_EACH(name, type, param, array)                             \
     static void name(const type *param);                                \
-    static void name##_any(const void *param)                           \
+    static void name##_any(const void *param, const void *unused)       \
     {                                                                   \
+        (void)unused;                                                   \
         name(param);                                                    \
     }                                                                   \
     __attribute__((constructor)) static void name##_register(void)      \
     {                                                                   \
         for (size_t i = 0; i < sizeof(array) / sizeof((array)[0]); i++) \
-            dw_test_add_each(#name, name##_any, &(array)[i]);           \
+            dw_test_add_each(#name, name##_any, &(array)[i], NULL);     \
     }                                                                   \
     static void name(const type *param)
+
+/* The same for each pair of two arrays' elements. */
+#define TEST_CROSS(name, type_a, a, array_a, type_b, b, array_b)            \
+    static void name(const type_a *a, const type_b *b);                     \
+    static void name##_any(const void *a, const void *b)                    \
+    {                                                                       \
+        name(a, b);                                                         \
+    }                                                                       \
+    __attribute__((constructor)) static void name##_register(void)          \
+    {                                                                       \
+        for (size_t i = 0; i < sizeof(array_a) / sizeof((array_a)[0]); i++) \
+            for (size_t j = 0; j < sizeof(array_b) / sizeof((array_b)[0]);  \
+                 j++)                                                       \
+                dw_test_add_each(#name, name##_any, &(array_a)[i],          \
+                                 &(array_b)[j]);                            \
+    }                                                                       \
+    static void name(const type_a *a, const type_b *b)
 
 #define CHECK(condition)                                        \
     do {                                                        \
@@ -71,8 +89,8 @@
     } while (0)
 
 void dw_test_add(const char *name, void (*run)(void));
-void dw_test_add_each(const char *name, void (*run)(const void *param),
-                      const void *param);
+void dw_test_add_each(const char *name, void (*run)(const void *, const void *),
+                      const void *a, const void *b);
 
 /* Ends the test's process, from whichever thread. */
 __attribute__((noreturn, format(printf, 3, 4))) void

@@ -1,0 +1,165 @@
+/* Fired watches on their way to one consumer. */
+#include "dw_fixture.h"
+
+#define NUM_CLIENTS 10
+
+TEST_EACH(a_mailbox_is_drained_in_pieces_and_stays_readable_between,
+          watch_setup, setup, tcp_setups)
+{
+    fixture fx;
+    fixture_open(&fx, setup);
+    watched w[NUM_CLIENTS];
+    for (int i = 0; i < NUM_CLIENTS; i++) {
+        fixture_attach(&fx, &w[i]);
+        CHECK_EQ(fixture_arm(&fx, &w[i], DW_MASK_ANY, (uint64_t)i + 1), 0);
+    }
+    int fd = dw_mailbox_fd(fx.mailbox);
+    CHECK(!net_is_readable(fd));
+    for (int i = 0; i < NUM_CLIENTS; i++) {
+        net_leave(&w[i].net, LEAVE_FIN);
+        UNTIL(&fx, fixture_reason(&fx, &w[i]) == DW_REASON_FIN);
+    }
+    fixture_settle(&fx);
+    /* In the order in which they fired, none twice, none missing. */
+    uint64_t next = 1;
+    while (net_is_readable(fd)) {
+        dw_event events[3];
+        int count = dw_mailbox_drain(fx.mailbox, events, 3);
+        CHECK(count <= 3);
+        for (int i = 0; i < count; i++)
+            CHECK_EQ(events[i].cookie, next++);
+    }
+    CHECK_EQ(next, NUM_CLIENTS + 1);
+    for (int i = 0; i < NUM_CLIENTS; i++)
+        fixture_drop(&fx, &w[i]);
+    fixture_close(&fx);
+}
+
+TEST_EACH(disarm_takes_an_undelivered_watch_off_its_mailbox, watch_setup, setup,
+          tcp_setups)
+{
+    fixture fx;
+    fixture_open(&fx, setup);
+    watched w[3];
+    for (int i = 0; i < 3; i++) {
+        fixture_attach(&fx, &w[i]);
+        CHECK_EQ(fixture_arm(&fx, &w[i], DW_MASK_ANY, (uint64_t)i), 0);
+        net_leave(&w[i].net, LEAVE_FIN);
+        UNTIL(&fx, fixture_reason(&fx, &w[i]) == DW_REASON_FIN);
+    }
+    /* From the middle, then the head and tail that are left. */
+    const int order[] = {1, 0, 2};
+    dw_event events[16];
+    for (int i = 0; i < 3; i++) {
+        watched *gone = &w[order[i]];
+        CHECK_EQ(dw_watcher_disarm(fx.watcher, gone->conn, gone->watch), 1);
+    }
+    CHECK_EQ(fixture_drain(&fx, events), 0);
+    for (int i = 0; i < 3; i++)
+        fixture_drop(&fx, &w[i]);
+    fixture_close(&fx);
+}
+
+TEST_EACH(what_was_armed_last_is_delivered_after_a_disarm_of_the_tail,
+          watch_setup, setup, tcp_setups)
+{
+    fixture fx;
+    fixture_open(&fx, setup);
+    watched w[3];
+    for (int i = 0; i < 3; i++)
+        fixture_watch(&fx, &w[i]);
+    dw_event events[16];
+    for (int i = 0; i < 2; i++) {
+        net_leave(&w[i].net, LEAVE_FIN);
+        UNTIL(&fx, fixture_reason(&fx, &w[i]) == DW_REASON_FIN);
+    }
+    CHECK_EQ(dw_watcher_disarm(fx.watcher, w[1].conn, w[1].watch), 1);
+    net_leave(&w[2].net, LEAVE_FIN);
+    UNTIL(&fx, fixture_reason(&fx, &w[2]) == DW_REASON_FIN);
+    fixture_settle(&fx);
+    CHECK_EQ(fixture_drain(&fx, events), 2);
+    CHECK_EQ(events[0].conn, w[0].conn);
+    CHECK_EQ(events[1].conn, w[2].conn);
+    for (int i = 0; i < 3; i++)
+        fixture_drop(&fx, &w[i]);
+    fixture_close(&fx);
+}
+
+TEST_EACH(a_wake_makes_the_fd_readable_without_an_event, watch_setup, setup,
+          tcp_setups)
+{
+    fixture fx;
+    fixture_open(&fx, setup);
+    dw_mailbox_wake(fx.mailbox);
+    dw_mailbox_wake(fx.mailbox);
+    CHECK(net_is_readable(dw_mailbox_fd(fx.mailbox)));
+    dw_event events[16];
+    CHECK_EQ(fixture_drain(&fx, events), 0);
+    CHECK(!net_is_readable(dw_mailbox_fd(fx.mailbox)));
+    fixture_close(&fx);
+}
+
+TEST_EACH(each_mailbox_gets_its_own_watches, watch_setup, setup, tcp_setups)
+{
+    fixture fx;
+    fixture_open(&fx, setup);
+    dw_mailbox *second;
+    CHECK_EQ(dw_mailbox_create(fx.watcher, &second), 0);
+    watched w;
+    fixture_attach(&fx, &w);
+    CHECK_EQ(fixture_arm(&fx, &w, DW_MASK_ANY, 1), 0);
+    dw_watch_id watch;
+    CHECK_EQ(dw_watcher_arm(fx.watcher, w.conn, (dw_flag){0, 0}, DW_MASK_ANY,
+                            second, 2, &watch),
+             0);
+    net_leave(&w.net, LEAVE_FIN);
+    dw_event events[16];
+    UNTIL(&fx, net_is_readable(dw_mailbox_fd(second)));
+    UNTIL(&fx, net_is_readable(dw_mailbox_fd(fx.mailbox)));
+    CHECK_EQ(fixture_drain(&fx, events), 1);
+    CHECK_EQ(events[0].cookie, 1);
+    CHECK_EQ(dw_mailbox_drain(second, events, 16), 1);
+    CHECK_EQ(events[0].cookie, 2);
+    fixture_drop(&fx, &w);
+    dw_mailbox_close(second);
+    fixture_close(&fx);
+}
+
+TEST_EACH(watches_outlive_their_mailbox_and_deliver_nowhere, watch_setup, setup,
+          tcp_setups)
+{
+    fixture fx;
+    fixture_open(&fx, setup);
+    watched fired, armed;
+    fixture_watch(&fx, &fired);
+    fixture_watch(&fx, &armed);
+    net_leave(&fired.net, LEAVE_FIN);
+    UNTIL(&fx, fixture_reason(&fx, &fired) == DW_REASON_FIN);
+    dw_mailbox_close(fx.mailbox); /* with one undelivered, one armed */
+    fx.mailbox = NULL;
+    net_leave(&armed.net, LEAVE_FIN);
+    UNTIL(&fx, fixture_reason(&fx, &armed) == DW_REASON_FIN);
+    CHECK_EQ(dw_watcher_disarm(fx.watcher, fired.conn, fired.watch), 1);
+    CHECK_EQ(dw_watcher_disarm(fx.watcher, armed.conn, armed.watch), 1);
+    fixture_drop(&fx, &fired);
+    fixture_drop(&fx, &armed);
+    fixture_close(&fx);
+}
+
+TEST_EACH(a_mailbox_may_be_closed_after_its_watcher_was_freed, watch_setup,
+          setup, tcp_setups)
+{
+    fixture fx;
+    fixture_open(&fx, setup);
+    watched w;
+    fixture_watch(&fx, &w);
+    net_leave(&w.net, LEAVE_FIN);
+    UNTIL(&fx, fixture_reason(&fx, &w) == DW_REASON_FIN);
+    fixture_drop(&fx, &w);
+    dw_watcher_free(fx.watcher);
+    dw_event events[16];
+    CHECK(net_is_readable(dw_mailbox_fd(fx.mailbox)));
+    CHECK_EQ(fixture_drain(&fx, events), DW_ECLOSED);
+    dw_mailbox_close(fx.mailbox);
+    dw_flags_free(fx.flags);
+}
