@@ -1,0 +1,83 @@
+"""The client that leaves on command, in a process of its own (c/leaver.c)."""
+
+import select
+import socket
+import struct
+import subprocess
+from types import TracebackType
+from typing import Self
+
+from bench._build import build_program
+
+__all__ = ["Leaver"]
+
+GIVE_UP = 10.0
+
+_ORDER = struct.Struct("=IIII")
+_ANSWER = struct.Struct("=Q")
+
+
+class Leaver:
+    """Connects to a listener here and closes on command, one connection at a time.
+
+    Its timestamps are of CLOCK_MONOTONIC, which all processes of a machine share.
+    """
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(GIVE_UP)
+        self._process = subprocess.Popen(
+            [build_program("leaver")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
+
+    def connect(self) -> socket.socket:
+        """Our end of a new connection."""
+        self._order("c", port=self._listener.getsockname()[1])
+        accepted, _ = self._listener.accept()
+        self.closed_ns()
+        return accepted
+
+    def order_close(self, *, delay: float, settle: float) -> None:
+        """Have it close in `delay` seconds, and answer `settle` seconds after that."""
+        self._order("x", delay_us=round(delay * 1e6), settle_us=round(settle * 1e6))
+
+    def fileno(self) -> int:
+        """Readable when an answer waits."""
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    def closed_ns(self) -> int:
+        """Wait for the answer: the time right before the close, 0 after a connect."""
+        assert self._process.stdout is not None
+        # uvloop has made the pipe non-blocking if it ever watched it.
+        select.select([self.fileno()], [], [], GIVE_UP)
+        answer = self._process.stdout.read(_ANSWER.size)
+        if answer is None:
+            raise TimeoutError(f"the leaving client did not answer for {GIVE_UP} seconds")
+        if len(answer) != _ANSWER.size:
+            raise RuntimeError(f"the leaving client ended with status {self._process.wait()}")
+        closed_ns: int = _ANSWER.unpack(answer)[0]
+        return closed_ns
+
+    def _order(self, kind: str, *, port: int = 0, delay_us: int = 0, settle_us: int = 0) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(_ORDER.pack(ord(kind), port, delay_us, settle_us))
+
+    def close(self) -> None:
+        """End the process. Idempotent."""
+        self._listener.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+        self._process.wait(timeout=10)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
