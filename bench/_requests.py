@@ -1,0 +1,145 @@
+"""Loads the HTTP servers from a process of its own: requests a second, CPU, instructions."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bench._build import build_program
+from bench._http_server import REPLY, VARIANTS
+
+__all__ = ["Round", "Server", "count_instructions", "read_counts"]
+
+REPOSITORY = Path(__file__).parent.parent
+NUM_CONNECTIONS = 16
+
+#: The difference of two counts leaves out what a connection costs once.
+FEW_REQUESTS = 100
+MANY_REQUESTS = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One variant under load for a moment.
+
+    Attributes:
+        cpu_us: of the whole server process, all threads, user and system, a request.
+    """
+
+    requests_per_second: float
+    cpu_us: float
+
+
+class Server:
+    """The server process; see ``_http_server``."""
+
+    def __init__(self, *, under: Sequence[str] = (), options: Sequence[str] = ()) -> None:
+        self._process = subprocess.Popen(
+            [*under, sys.executable, "-m", "bench._http_server", *options],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        self._load = build_program("load")
+        self._ports: dict[str, int] = json.loads(self._answer())
+
+    def load(self, variant: str, *, duration: float) -> Round:
+        """Keep `NUM_CONNECTIONS` busy for `duration` seconds."""
+        before = self.order("cpu")
+        num_requests, elapsed_ns = self._run_load(
+            variant, NUM_CONNECTIONS, duration_ms=round(duration * 1000)
+        )
+        cpu_ns = self.order("cpu") - before
+        return Round(num_requests / elapsed_ns * 1e9, cpu_ns / num_requests / 1000)
+
+    def request(self, variant: str, num_requests: int) -> None:
+        """Make exactly so many requests, one after the other on one connection."""
+        self._run_load(variant, 1, num_requests=num_requests)
+
+    def order(self, line: str) -> int:
+        """Give an order and return its answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        return int(self._answer())
+
+    def _run_load(
+        self, variant: str, num_connections: int, *, duration_ms: int = 0, num_requests: int = 0
+    ) -> tuple[int, int]:
+        numbers = (
+            self._ports[variant], num_connections, len(REPLY), duration_ms, num_requests
+        )  # fmt: skip
+        done = subprocess.run(
+            [self._load, *map(str, numbers)], capture_output=True, text=True, timeout=120
+        )
+        if done.returncode:
+            raise RuntimeError(f"load on {variant!r} failed: {done.stderr.strip()}")
+        num_done, elapsed_ns = map(int, done.stdout.split())
+        return num_done, elapsed_ns
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the HTTP server ended with status {self._process.wait()}")
+        return line
+
+    def close(self) -> None:
+        """End the process. Idempotent."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+        self._process.wait(timeout=60)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def count_instructions(folder: Path) -> dict[str, float]:
+    """User-space instructions a request, of each variant, counted by callgrind.
+
+    Far steadier than time, and blind to the kernel's part.
+
+    Args:
+        folder: an empty one, for callgrind's files.
+    """
+    under = ["valgrind", "-q", "--tool=callgrind", f"--callgrind-out-file={folder}/out"]
+    with Server(under=under, options=["--marks"]) as server:
+        for variant in VARIANTS:
+            server.request(variant, FEW_REQUESTS)
+            for num_requests in (FEW_REQUESTS, MANY_REQUESTS):
+                server.order("zero")
+                server.request(variant, num_requests)
+                server.order(f"dump {variant}/{num_requests}")
+    counts = read_counts(folder)
+    return {
+        variant: (counts[f"{variant}/{MANY_REQUESTS}"] - counts[f"{variant}/{FEW_REQUESTS}"])
+        / (MANY_REQUESTS - FEW_REQUESTS)
+        for variant in VARIANTS
+    }
+
+
+def read_counts(folder: Path) -> dict[str, int]:
+    """What callgrind wrote out on request, by the label of the request."""
+    counts = {}
+    for path in folder.glob("out.*"):
+        text = path.read_text()
+        label = re.search(r"^desc: Trigger: Client Request: (.*)$", text, re.MULTILINE)
+        total = re.search(r"^summary: (\d+)$", text, re.MULTILINE)
+        if label and total:
+            counts[label[1]] = int(total[1])
+    return counts
