@@ -310,6 +310,8 @@ class Engine:
         self._registry.cancel(
             request, seen_at_ns=time.monotonic_ns(), num_wasted_tokens=num_wasted_tokens
         )
+        # An abort may come before the first step; 0 is no step to acknowledge with.
+        request.acknowledge(max(self._num_steps, 1))
 
     def _forward(self, rows: Sequence[ScheduledRow]) -> dict[str, int | Exception]:
         """Run the rows together; if that fails, each by itself, so that only the guilty fail.

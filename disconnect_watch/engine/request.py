@@ -111,6 +111,11 @@ class Request:
             causes.append((self.cancel.cancelled_at_ns or time.monotonic_ns(), reason))
         return min(causes, key=lambda cause: cause[0])
 
+    def acknowledge(self, step: int) -> None:
+        """Tell the token, if it has fired, that nothing of this request is left; step from 1."""
+        if self.cancel is not None and self.cancel.cancelled:
+            self.cancel.ack(step)
+
     def end(self, outcome: Outcome) -> None:
         """Make the one terminal move."""
         assert self.outcome is None, f"{self.request_id} ended twice"

@@ -337,6 +337,22 @@ def test_the_place_of_one_who_left_goes_to_the_next_in_the_same_step() -> None:
     assert engine.step_log[-1].scheduled == {"next": 3}
 
 
+def test_a_cancelled_token_is_acknowledged_with_the_step_that_freed_the_blocks() -> None:
+    engine = make_engine()
+    early, late, stays = (submit(engine, name, SHORT, 3) for name in ("early", "late", "stays"))
+    early.cancel(Reason.FIN)
+    engine.abort("early")
+    engine.step()
+    engine.step()
+    late.cancel(Reason.FIN)
+    assert late.acked == 0
+    engine.step()
+    assert (early.acked, late.acked) == (1, 3)
+    run_to_end(engine)
+    stays.cancel(Reason.FIN)
+    assert stays.acked == 0
+
+
 def test_abort_by_id_returns_after_its_effect() -> None:
     engine = make_engine()
     submit(engine, "a", LONG)
