@@ -1,0 +1,68 @@
+"""What the README shows runs as written."""
+
+import contextlib
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.net import wait_until
+
+README = Path(__file__).parents[2] / "README.md"
+PORT = 8888
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+def is_listening() -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", PORT), 1):
+        return True
+    return False
+
+
+@pytest.fixture
+def drop_in() -> Iterator[subprocess.Popen[str]]:
+    """The README's server in a process of its own, listening."""
+    if is_listening():
+        pytest.skip(f"port {PORT} of the README's example is taken")
+    (source,) = (block for block in blocks("python") if "start_server" in block)
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", source],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as server:
+        wait_until(lambda: is_listening() or server.poll() is not None)
+        yield server
+        server.kill()
+        assert server.stderr is not None
+        assert not server.stderr.read()
+
+
+def test_drop_in_example_serves_who_stays_and_stops_for_who_leaves(
+    drop_in: subprocess.Popen[str],
+) -> None:
+    with socket.create_connection(("127.0.0.1", PORT), 30) as stays:
+        stays.sendall(b"a\n")
+        with socket.create_connection(("127.0.0.1", PORT), 30) as leaves:
+            leaves.sendall(b"b\n")
+            assert leaves.recv(2) == b"b "
+            # Not close(): the next word may be there unread, and would make it a reset.
+            leaves.shutdown(socket.SHUT_WR)
+            assert drop_in.stdout is not None
+            assert drop_in.stdout.readline() == "stopped: fin\n"
+        answer = b"".join(iter(lambda: stays.recv(4096), b""))
+    assert answer == b"a " * 1000
+
+
+def test_drop_in_example_fits_on_the_first_screen() -> None:
+    (source,) = (block for block in blocks("python") if "start_server" in block)
+    assert len(source.strip().splitlines()) <= 28
+    assert "make serve" in README.read_text()[:1200]
+    assert "make test" in README.read_text()[:1200]
