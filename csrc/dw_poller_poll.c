@@ -2,16 +2,17 @@
  * an end of stream from bytes.
  *
  *               bytes                          peek: 0
- *     LOOKING ─────────► BLIND       LOOKING ──────────► ENDED ──► DOUBTED
- *        ▲   queue empty   │            any ── HUP, ERR ──► DONE   (recheck)
+ *     LOOKING ─────────► BLIND       LOOKING ──────────► ENDED ──┐ recheck
+ *        ▲   queue empty   │            any ── HUP, ERR ──► DONE ──┴─► DOUBTED
  *        └─────────────────┘
  *
  *     LOOKING  POLLIN is asked for
  *     BLIND    unread bytes: POLLIN would make poll() return at once for ever,
  *              so it is not asked for and the fd is peeked at by a timer
  *     ENDED    end of stream reported; only HUP and ERR can follow
- *     DOUBTED  as ENDED, but the caller did not believe it: peeked at by the
- *              timer and reported again
+ *     DOUBTED  what was reported last came of the owner's own shutdown. poll()
+ *              would go on about it, so the fd is taken out of the set, asked
+ *              about by the timer, and reported again
  *     DONE     both directions are over; poll() would report it for ever, so
  *              the fd is taken out. Nothing more is reported of it
  *
@@ -42,7 +43,7 @@
 
 enum fd_state { LOOKING, BLIND, ENDED, DOUBTED, DONE };
 
-/* Beside polled[i], which has fd -1 in state DONE. */
+/* Beside polled[i], which has fd -1 in states DONE and DOUBTED. */
 typedef struct {
     uint64_t key;
     int fd;
@@ -80,7 +81,7 @@ static void set_state(dw_poller *poller, size_t i, enum fd_state state)
         poller->num_timed--;
     }
     it->state = state;
-    poller->polled[i].fd = state == DONE ? -1 : it->fd;
+    poller->polled[i].fd = state == DONE || state == DOUBTED ? -1 : it->fd;
     poller->polled[i].events = state == LOOKING ? POLLIN : 0;
 }
 
@@ -215,7 +216,8 @@ static void poll_recheck(dw_poller *poller, int fd, uint64_t key)
 {
     pthread_mutex_lock(&poller->lock);
     size_t i = find(poller, fd, key);
-    if (i && poller->entries[i].state == ENDED)
+    if (i &&
+        (poller->entries[i].state == ENDED || poller->entries[i].state == DONE))
         set_state(poller, i, DOUBTED);
     pthread_mutex_unlock(&poller->lock);
 }
@@ -248,9 +250,9 @@ static bool look(dw_poller *poller, size_t i, uint32_t *bits)
 }
 
 /* What poll() said of one fd. RETURNS: as look. */
-static bool translate(dw_poller *poller, size_t i, uint32_t *bits)
+static bool translate(dw_poller *poller, size_t i, short revents,
+                      uint32_t *bits)
 {
-    short revents = poller->polled[i].revents;
     if (revents & (POLLERR | POLLHUP | POLLNVAL)) {
         /* Not looked at closer: the error stays with the owner. */
         *bits = revents & POLLERR ? DW_POLL_ERR : DW_POLL_HUP;
@@ -260,6 +262,21 @@ static bool translate(dw_poller *poller, size_t i, uint32_t *bits)
         return true;
     }
     return revents & POLLIN && look(poller, i, bits);
+}
+
+/* The timer's look. RETURNS: as look. */
+static bool look_again(dw_poller *poller, size_t i, uint32_t *bits)
+{
+    if (poller->entries[i].state == BLIND)
+        return look(poller, i, bits);
+    /* A doubted fd is ended still, and perhaps for more reasons by now. */
+    struct pollfd one = {.fd = poller->entries[i].fd};
+    poll(&one, 1, 0);
+    if (!translate(poller, i, one.revents, bits)) {
+        set_state(poller, i, ENDED);
+        *bits = DW_POLL_EOF;
+    }
+    return true;
 }
 
 static int collect(dw_poller *poller, dw_poll_event *events, int max_events)
@@ -274,9 +291,9 @@ static int collect(dw_poller *poller, dw_poll_event *events, int max_events)
         uint32_t bits;
         bool is_news = false;
         if (poller->polled[i].revents)
-            is_news = translate(poller, i, &bits);
+            is_news = translate(poller, i, poller->polled[i].revents, &bits);
         else if (is_time && is_timed(poller->entries[i].state))
-            is_news = look(poller, i, &bits);
+            is_news = look_again(poller, i, &bits);
         poller->polled[i].revents = 0;
         if (is_news) {
             events[num_events].key = poller->entries[i].key;
