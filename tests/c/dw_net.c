@@ -1,6 +1,7 @@
 #include "dw_net.h"
 
 #include <errno.h>
+#include <linux/filter.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <string.h>
@@ -90,6 +91,16 @@ void net_leave(net_pair *pair, enum net_leave how)
         break;
     }
     net_close_end(&pair->client);
+}
+
+void net_vanish(int fd)
+{
+    /* A socket filter that drops every segment before TCP sees it. */
+    struct sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
+    struct sock_fprog filter = {.len = 1, .filter = &drop};
+    CHECK_EQ(
+        setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter),
+        0);
 }
 
 void net_send(int fd, size_t num_bytes)

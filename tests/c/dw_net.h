@@ -29,6 +29,10 @@ void net_close_end(int *fd);
 /* After it the leave is in the server's socket: loopback is synchronous. */
 void net_leave(net_pair *pair, enum net_leave how);
 
+/* From now on the socket's host neither hears nor answers, as if it had lost its
+ * cable. Over TCP. */
+void net_vanish(int fd);
+
 void net_send(int fd, size_t num_bytes);
 
 /* Sends until the peer's window and the own buffer are full. */

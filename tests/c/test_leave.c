@@ -1,6 +1,8 @@
 /* Every way to leave, seen by every poller and driver on every kind of socket:
  * while watched, between attach and arm, and before attach.
  */
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include "dw_clock.h"
@@ -225,6 +227,61 @@ TEST_EACH(the_own_shut_wr_is_no_leave_and_the_peers_fin_after_it_is,
     net_leave(&w.net, LEAVE_FIN);
     UNTIL(&fx, fixture_reason(&fx, &w) != DW_REASON_NONE);
     CHECK_EQ(fixture_reason(&fx, &w), DW_REASON_FIN);
+    fixture_drop(&fx, &w);
+    fixture_close(&fx);
+}
+
+TEST_EACH(the_own_shutdown_of_both_is_no_leave_and_the_peers_fin_after_it_is,
+          watch_setup, setup, tcp_setups)
+{
+    fixture fx;
+    fixture_open(&fx, setup);
+    watched w;
+    fixture_watch(&fx, &w);
+    CHECK_EQ(shutdown(w.net.server, SHUT_RDWR), 0);
+    fixture_settle(&fx);
+    CHECK_EQ(fixture_reason(&fx, &w), DW_REASON_NONE);
+    net_leave(&w.net, LEAVE_FIN);
+    UNTIL(&fx, fixture_reason(&fx, &w) != DW_REASON_NONE);
+    CHECK_EQ(fixture_reason(&fx, &w), DW_REASON_FIN);
+    fixture_drop(&fx, &w);
+    fixture_close(&fx);
+}
+
+TEST_EACH(a_client_that_leaves_before_a_full_send_buffer_resets, watch_setup,
+          setup, all_setups)
+{
+    fixture fx;
+    fixture_open(&fx, setup);
+    watched w;
+    fixture_watch(&fx, &w);
+    net_fill(w.net.server);
+    fixture_settle(&fx);
+    CHECK_EQ(fixture_reason(&fx, &w), DW_REASON_NONE);
+    net_leave(&w.net, LEAVE_FIN);
+    UNTIL(&fx, fixture_reason(&fx, &w) != DW_REASON_NONE);
+    CHECK_EQ(fixture_reason(&fx, &w), DW_REASON_RESET);
+    fixture_drop(&fx, &w);
+    fixture_close(&fx);
+}
+
+/* The kernel gives the connection up; how soon is for the owner's own option to
+ * say. */
+TEST_EACH(a_client_that_vanished_has_timed_out, watch_setup, setup, tcp_setups)
+{
+    fixture fx;
+    fixture_open(&fx, setup);
+    watched w;
+    fixture_watch(&fx, &w);
+    int timeout_ms = 50;
+    CHECK_EQ(setsockopt(w.net.server, IPPROTO_TCP, TCP_USER_TIMEOUT,
+                        &timeout_ms, sizeof timeout_ms),
+             0);
+    net_vanish(w.net.client);
+    net_send(w.net.server, 10);
+    UNTIL(&fx, fixture_reason(&fx, &w) != DW_REASON_NONE);
+    CHECK_EQ(fixture_reason(&fx, &w), DW_REASON_TIMED_OUT);
+    CHECK_EQ(net_try_receive(w.net.server), -ETIMEDOUT);
     fixture_drop(&fx, &w);
     fixture_close(&fx);
 }
