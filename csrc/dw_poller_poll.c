@@ -34,6 +34,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "dw_clock.h"
@@ -175,8 +176,11 @@ static size_t find(const dw_poller *poller, int fd, uint64_t key)
 
 static int poll_add(dw_poller *poller, int fd, uint64_t key)
 {
-    if (fcntl(fd, F_GETFD) < 0)
-        return DW_EBADF;
+    struct stat stat;
+    if (fstat(fd, &stat))
+        return -errno;
+    if (!S_ISSOCK(stat.st_mode))
+        return DW_ENOTSOCK; /* nothing that recv() could peek into */
     int rc;
     size_t i;
     lock_out_of_poll(poller);
