@@ -1,0 +1,74 @@
+"""What the frontend asks of whatever does the work."""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from disconnect_watch.engine import EngineStats, Outcome, RequestOutput, SamplingParams
+from disconnect_watch.token import CancelToken
+
+__all__ = ["Backend", "Tensor"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One input or output as KServe v2 metadata describes it."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...] = (1,)
+    is_optional: bool = False
+
+
+class Backend(Protocol):
+    """One served model.
+
+    Threads: everything is called on the loop's thread, but ``stats`` on any, and a
+    listener given to ``listen`` on whichever thread decides outcomes.
+    """
+
+    @property
+    def name(self) -> str:
+        """The model's name in URLs."""
+
+    @property
+    def version(self) -> str:
+        """Its one version, a positive integer in decimal."""
+
+    @property
+    def platform(self) -> str:
+        """What runs it, as metadata says."""
+
+    @property
+    def inputs(self) -> Sequence[Tensor]:
+        """What a request may give."""
+
+    @property
+    def outputs(self) -> Sequence[Tensor]:
+        """What a response has."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request sent now would be worked on. Turns false for good if it died."""
+
+    def generate(
+        self, request_id: str, prompt: str, params: SamplingParams, *, cancel: CancelToken
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Run one request; the last output carries its outcome.
+
+        A set ``cancel`` ends it from any thread, with no help of the loop. Closing the
+        generator aborts it.
+
+        Raises:
+            ValueError: the request can't be taken: see ``engine.errors``.
+            EngineClosedError: the work stopped underneath it.
+        """
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges of now."""
+
+    def listen(self, on_outcome: Callable[[str, Outcome], None]) -> None:
+        """Call ``on_outcome`` with id and outcome, once per admitted request that ended."""
+
+    def close(self) -> None:
+        """Cancel what is left with reason SHUTDOWN and release everything. Idempotent."""

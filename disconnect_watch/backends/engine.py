@@ -1,0 +1,99 @@
+"""The embedded engine as a backend: its thread, and what its requests look like."""
+
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Self
+
+from disconnect_watch.backends.base import Tensor
+from disconnect_watch.engine import (
+    DEFAULT_MODEL,
+    Engine,
+    EngineConfig,
+    EngineStats,
+    EngineThread,
+    Outcome,
+    RequestOutput,
+    SamplingParams,
+)
+from disconnect_watch.token import CancelToken
+
+__all__ = ["INPUTS", "OUTPUTS", "EngineBackend"]
+
+INPUTS = (
+    Tensor("text_input", "BYTES"),
+    Tensor("max_tokens", "INT32", is_optional=True),
+    Tensor("temperature", "FP32", is_optional=True),
+    Tensor("top_p", "FP32", is_optional=True),
+    Tensor("top_k", "INT32", is_optional=True),
+    Tensor("seed", "UINT64", is_optional=True),
+    Tensor("ignore_eos", "BOOL", is_optional=True),
+)
+OUTPUTS = (Tensor("text_output", "BYTES"),)
+
+
+class EngineBackend:
+    """Serves one engine, on its thread, from now until ``close``.
+
+    Args:
+        engine: not to be used by others from now on, but for its ledgers.
+        name: of the model in URLs.
+    """
+
+    version = "1"
+    platform = "disconnect_watch_engine"
+    inputs = INPUTS
+    outputs = OUTPUTS
+
+    def __init__(self, engine: Engine, *, name: str) -> None:
+        self.name = name
+        self.engine = engine
+        # Replaced as a whole, so that the engine's thread may read it at any time.
+        self._listeners: tuple[Callable[[str, Outcome], None], ...] = ()
+        self._thread = EngineThread(engine, on_outcome=self._tell)
+        self._thread.start()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: Path = DEFAULT_MODEL,
+        *,
+        name: str | None = None,
+        config: EngineConfig | None = None,
+    ) -> Self:
+        """Load a Hugging Face directory and serve it.
+
+        Args:
+            name: of the model; None takes the directory's.
+
+        Raises:
+            CheckpointError, ValueError: see ``Engine.from_pretrained``.
+        """
+        engine = Engine.from_pretrained(path, config)
+        return cls(engine, name=path.resolve().name if name is None else name)
+
+    @property
+    def is_ready(self) -> bool:
+        """False once it was closed, or its thread died of an error."""
+        return self._thread.is_accepting
+
+    def generate(
+        self, request_id: str, prompt: str, params: SamplingParams, *, cancel: CancelToken
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """See ``EngineThread.generate``."""
+        return self._thread.generate(request_id, prompt, params, cancel=cancel)
+
+    def stats(self) -> EngineStats:
+        """As they were after the engine's last step."""
+        return self._thread.stats()
+
+    def listen(self, on_outcome: Callable[[str, Outcome], None]) -> None:
+        """Call ``on_outcome`` on the engine's thread for every request that ends."""
+        self._listeners = (*self._listeners, on_outcome)
+
+    def close(self) -> None:
+        """Cancel what is left with reason SHUTDOWN, and join the thread."""
+        self._thread.close()
+
+    def _tell(self, request_id: str, outcome: Outcome) -> None:
+        for listener in self._listeners:
+            listener(request_id, outcome)
