@@ -1,0 +1,113 @@
+"""The outermost layer: a request id in every head, one log line for every request."""
+
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from disconnect_watch.adapters import LEAVES, TOKEN_KEY
+from disconnect_watch.engine import Outcome
+from disconnect_watch.token import CancelToken
+
+__all__ = ["RECORD_KEY", "AccessLog", "RequestRecord"]
+
+#: Where in ``scope["state"]`` a request's record is.
+RECORD_KEY = "disconnect_watch.record"
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+logger = logging.getLogger("disconnect_watch.access")
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What the log line of one request will say.
+
+    Attributes:
+        request_id: 128 random bits in hex; ids of clients are never used, so no client
+            can guess or choose another's.
+        token: fires when its client leaves.
+        status: what the client was sent; 499 if it left before the head, 0 before either.
+        outcome: of the engine, for a request that reached it.
+    """
+
+    token: CancelToken
+    request_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    status: int = 0
+    outcome: Outcome | None = None
+    _started_ns: int = field(default_factory=time.monotonic_ns)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the client is known to be gone."""
+        return self.token.reason in LEAVES
+
+    def fields(self) -> dict[str, object]:
+        """The line's fields; those of the engine only if the request reached it."""
+        line: dict[str, object] = {
+            "request_id": self.request_id,
+            "status": self.status,
+            "ms": round((time.monotonic_ns() - self._started_ns) / 1e6, 3),
+        }
+        if self.outcome is not None:
+            line |= {
+                "outcome": self.outcome.kind,
+                "reason": self.outcome.reason or self.outcome.finish_reason,
+                "phase": self.outcome.phase,
+                "tokens": self.outcome.num_generated_tokens,
+                "wasted": self.outcome.num_wasted_tokens,
+            }
+        elif self.token.reason is not None:
+            line["reason"] = self.token.reason
+        return line
+
+
+class AccessLog:
+    """ASGI middleware around the whole application, its error pages included.
+
+    It also gives the routes the path as the client wrote it: Triton does not decode
+    percent escapes in model names.
+    """
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        # A server without our protocol class has no token: then nothing tells of a leave.
+        record = state[RECORD_KEY] = RequestRecord(state.get(TOKEN_KEY) or CancelToken())
+        scope["path"] = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
+        awaits_continue = any(name == b"expect" for name, _ in scope["headers"])
+
+        async def receive_body() -> Message:
+            nonlocal awaits_continue
+            awaits_continue = False
+            return await receive()
+
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = 499 if record.has_left else message["status"]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", record.request_id.encode()),
+                    # RFC 9110 10.1.1: the client may now leave out the body that it
+                    # announced, and nobody knows where its next request begins.
+                    *(((b"connection", b"close"),) if awaits_continue else ()),
+                ]
+            await send(message)
+
+        try:
+            await self.app(scope, receive_body, send_head)
+        finally:
+            if not record.status:
+                record.status = 499 if record.has_left else 500
+            logger.info("%s %s", scope["method"], scope["path"], extra=record.fields())

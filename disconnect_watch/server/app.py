@@ -1,0 +1,122 @@
+"""The application: routes, and what becomes of an error."""
+
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from disconnect_watch.server.access import AccessLog
+from disconnect_watch.server.documents import encode
+from disconnect_watch.server.errors import CancelledByPeer, CancelledError, RequestError
+from disconnect_watch.server.frontend import Frontend
+from disconnect_watch.server.generate import generate, generate_stream
+from disconnect_watch.server.kserve import (
+    live,
+    model_metadata,
+    model_ready,
+    ready,
+    server_metadata,
+)
+from disconnect_watch.server.metrics import CONTENT_TYPE, Metrics
+
+__all__ = ["create_app", "create_metrics_app"]
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+MODEL = "/v2/models/{model}"
+VERSION = "/v2/models/{model}/versions/{version:int}"
+
+
+def create_app(frontend: Frontend, metrics: Metrics) -> AccessLog:
+    """The HTTP frontend as an ASGI application.
+
+    Run it under ``adapters.uvicorn.HttpTools``: the cancel tokens come from there, and
+    without them a client that leaves is not noticed.
+    """
+    app = Starlette(
+        routes=[
+            _route("GET", "/v2", server_metadata),
+            _route("GET", "/v2/health/live", live),
+            _route("GET", "/v2/health/ready", ready),
+            _route("GET", "/metrics", scrape),
+            *(
+                _route(method, prefix + path, endpoint)
+                for prefix in (MODEL, VERSION)
+                for method, path, endpoint in (
+                    ("GET", "", model_metadata),
+                    ("GET", "/ready", model_ready),
+                    ("POST", "/generate", generate),
+                    ("POST", "/generate_stream", generate_stream),
+                )
+            ),
+        ],
+        exception_handlers={
+            RequestError: answer_request_error,
+            HTTPException: answer_http_error,
+            Exception: answer_crash,
+        },
+    )
+    app.router.redirect_slashes = False
+    app.state.frontend = frontend
+    app.state.metrics = metrics
+    return AccessLog(app)
+
+
+def create_metrics_app(metrics: Metrics) -> ASGIApp:
+    """The application of the metrics port: ``/metrics`` and nothing else."""
+    app = Starlette(
+        routes=[_route("GET", "/metrics", scrape)],
+        exception_handlers={HTTPException: answer_http_error},
+    )
+    app.state.metrics = metrics
+    return app
+
+
+async def scrape(request: Request) -> Response:
+    """All metrics, in Prometheus' text format."""
+    metrics: Metrics = request.app.state.metrics
+    return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+def _route(method: str, path: str, endpoint: Endpoint) -> Route:
+    route = Route(path, endpoint, methods=[method])
+    # Starlette lets HEAD come with GET; Triton answers it 405.
+    route.methods = {method}
+    return route
+
+
+class Silence(Response):
+    """The answer to a client that is not there."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        return
+
+
+async def answer_request_error(request: Request, error: Exception) -> Response:
+    """Status and message are the error's own."""
+    assert isinstance(error, RequestError)
+    if isinstance(error, CancelledByPeer):
+        return Silence()
+    response = _error(error.status, str(error))
+    if isinstance(error, CancelledError):
+        response.headers["x-should-retry"] = "false"
+    return response
+
+
+async def answer_http_error(request: Request, error: Exception) -> Response:
+    """No such path, or not with this method; in Triton's form."""
+    assert isinstance(error, HTTPException)
+    return _error(error.status_code, error.detail)
+
+
+async def answer_crash(request: Request, error: Exception) -> Response:
+    """A bug of ours. uvicorn logs the traceback; the client learns nothing of it."""
+    return _error(500, "internal error")
+
+
+def _error(status: int, message: str) -> Response:
+    return Response(encode({"error": message}), status, media_type="application/json")

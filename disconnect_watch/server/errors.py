@@ -1,0 +1,82 @@
+"""What can be wrong with a request, as Triton answers it.
+
+The class tells the blame and with it the status; the message goes to the client as
+``{"error": message}``. Statuses and messages are Triton's where it has one, malformed
+JSON being a 500 included (captures ``gen_bad_json``, ``gen_number``).
+"""
+
+from typing import ClassVar
+
+from disconnect_watch.errors import DisconnectWatchError
+
+__all__ = [
+    "CancelledByPeer",
+    "CancelledError",
+    "FailedError",
+    "MalformedJSONError",
+    "ModelNotFoundError",
+    "OverloadedError",
+    "ProtocolError",
+    "RequestError",
+    "ShuttingDownError",
+]
+
+
+class RequestError(DisconnectWatchError):
+    """A request that is not answered with a result.
+
+    Attributes:
+        status: the HTTP status.
+    """
+
+    status: ClassVar[int]
+
+
+class ProtocolError(RequestError):
+    """The client asked for something that makes no sense."""
+
+    status = 400
+
+
+class MalformedJSONError(ProtocolError):
+    """The body is no JSON, or a tensor's JSON has the wrong type: Triton's internal error."""
+
+    status = 500
+
+
+class ModelNotFoundError(RequestError):
+    """No such model, or no such version of it."""
+
+    status = 404
+
+
+class OverloadedError(RequestError):
+    """The queue is full; later it may not be."""
+
+    status = 503
+
+
+class ShuttingDownError(OverloadedError):
+    """The server ends before the request could."""
+
+
+class FailedError(RequestError):
+    """The model failed, or the engine did."""
+
+    status = 500
+
+
+class CancelledError(RequestError):
+    """The request was aborted by someone else than its client, who is told so.
+
+    Answered as nginx's 499 and marked as not to be retried: client libraries repeat
+    a 4xx of their list and every 5xx, and would restart what was just cancelled.
+    """
+
+    status = 499
+
+
+class CancelledByPeer(RequestError):
+    """The client left. Logged as 499; nothing is sent, since nobody is there."""
+
+    status = 499

@@ -1,0 +1,186 @@
+"""The ``dw_*`` metrics: read from the watcher and the engine when somebody asks.
+
+A request costs nothing here. Counters and gauges are the engine's and the watcher's
+own, copied at the scrape; only the three histograms are fed as it goes, once per
+cancelled request, on the engine's thread.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import get_args
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from disconnect_watch.engine import EngineStats, Outcome
+from disconnect_watch.engine.outcome import Phase
+from disconnect_watch.watcher import WatcherStats
+
+__all__ = ["CONTENT_TYPE", "Metrics"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+#: A finished request has sampled its last token; the engine names no phase for it.
+OUTCOMES = (
+    ("finished", "decode"),
+    *((kind, phase) for kind in ("cancelled", "failed") for phase in get_args(Phase)),
+)
+
+#: Seconds. From a flag check in a busy loop to a whole prefill on a slow CPU.
+BUCKETS = (
+    *(mantissa * 10.0**exponent for exponent in range(-5, 0) for mantissa in (1.0, 2.5, 5.0)),
+    1.0,
+    2.5,
+    5.0,
+)
+
+
+class Metrics:
+    """The registry of one application; two applications in a process do not mix.
+
+    Args:
+        engine: reads the engine's counters.
+        watcher: reads the watcher's.
+        num_unacked: counts the requests that are cancelled and not ended.
+
+    Threads: ``observe`` from any, ``render`` from those that the three readers allow.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: Callable[[], EngineStats],
+        watcher: Callable[[], WatcherStats],
+        num_unacked: Callable[[], int],
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self._detect = self._histogram(
+            "dw_detect_seconds",
+            "From the cancel flag being stored to the engine's first look that saw it",
+        )
+        self._drop = self._histogram(
+            "dw_cancel_to_drop_seconds",
+            "From the cancel flag being stored to the request being out of the batch",
+        )
+        self._free = self._histogram(
+            "dw_cancel_to_free_seconds",
+            "From the cancel flag being stored to the request's KV blocks being free",
+        )
+        self.registry.register(Snapshot(engine, watcher, num_unacked))
+
+    def _histogram(self, name: str, documentation: str) -> Histogram:
+        return Histogram(name, documentation, buckets=BUCKETS, registry=self.registry)
+
+    def observe(self, request_id: str, outcome: Outcome) -> None:
+        """Put a cancelled request's delays into the histograms; others have none."""
+        if outcome.kind != "cancelled" or not outcome.flag_at_ns:
+            return
+        for histogram, at_ns in (
+            (self._detect, outcome.seen_at_ns),
+            (self._drop, outcome.dropped_at_ns),
+            (self._free, outcome.freed_at_ns),
+        ):
+            histogram.observe(max(0, at_ns - outcome.flag_at_ns) / 1e9)
+
+    def render(self) -> bytes:
+        """Everything in Prometheus' text format, of type ``CONTENT_TYPE``."""
+        return generate_latest(self.registry)
+
+
+class Snapshot(Collector):
+    """Turns the two ``stats()`` into metric families, at scrape time.
+
+    Every combination of labels is there from the start, as 0, so that a rate over
+    the first event is right.
+    """
+
+    def __init__(
+        self,
+        engine: Callable[[], EngineStats],
+        watcher: Callable[[], WatcherStats],
+        num_unacked: Callable[[], int],
+    ) -> None:
+        self._engine = engine
+        self._watcher = watcher
+        self._num_unacked = num_unacked
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._watcher_metrics(self._watcher())
+        yield from self._engine_metrics(self._engine())
+        yield GaugeMetricFamily(
+            "dw_unacked_cancels",
+            "Requests whose cancel flag is set and whose outcome is not known yet",
+            self._num_unacked(),
+        )
+
+    def _watcher_metrics(self, stats: WatcherStats) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "dw_connections", "Connections that are watched now", stats.num_connections
+        )
+        yield GaugeMetricFamily(
+            "dw_watches_armed", "Requests whose connection is watched now", stats.num_armed
+        )
+        signals = CounterMetricFamily(
+            "dw_signals_total",
+            "Connections that ended, idle ones too, by the source that told first",
+            labels=["source"],
+        )
+        for reason, count in stats.num_signals.items():
+            signals.add_metric([reason.value], count)
+        yield signals
+        yield CounterMetricFamily(
+            "dw_stale_events_total",
+            "Kernel events of connections that were detached before, dropped",
+            stats.num_stale_events,
+        )
+        yield GaugeMetricFamily(
+            "dw_blind_connections",
+            "Connections whose unread bytes hide a disconnect from the poller",
+            stats.num_blind,
+        )
+
+    def _engine_metrics(self, stats: EngineStats) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "dw_requests_total",
+            "Requests by their one final outcome and the phase it came in",
+            labels=["outcome", "phase"],
+        )
+        counts = dict.fromkeys(OUTCOMES, 0)
+        for (kind, phase), count in stats.outcomes.items():
+            counts[kind, phase or "decode"] += count
+        for labels, count in counts.items():
+            requests.add_metric(labels, count)
+        yield requests
+        yield _gauges(
+            "dw_requests",
+            "Requests in the engine now",
+            "state",
+            {"waiting": stats.num_waiting, "running": stats.num_running},
+        )
+        yield _gauges(
+            "dw_kv_blocks",
+            "KV cache blocks now",
+            "state",
+            {
+                "used": stats.num_blocks_used,
+                "cached": stats.num_blocks_cached,
+                "free": stats.num_blocks_free,
+                "retained": stats.num_blocks_retained,
+            },
+        )
+        tokens = CounterMetricFamily(
+            "dw_tokens_total",
+            "Tokens computed: of prompts, generated, and computed for a request already cancelled",
+            labels=["kind"],
+        )
+        tokens.add_metric(["prompt"], stats.num_prompt_tokens)
+        tokens.add_metric(["generated"], stats.num_generated_tokens)
+        tokens.add_metric(["wasted"], stats.num_wasted_tokens)
+        yield tokens
+
+
+def _gauges(name: str, documentation: str, label: str, values: dict[str, int]) -> Metric:
+    family = GaugeMetricFamily(name, documentation, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family

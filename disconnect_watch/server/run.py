@@ -1,0 +1,255 @@
+"""One process that serves: two sockets, one loop, the engine's thread, and an orderly end."""
+
+import asyncio
+import logging
+import math
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+
+import uvicorn
+import uvloop
+
+from disconnect_watch.adapters.uvicorn import HalfClose, HttpTools
+from disconnect_watch.backends import Backend
+from disconnect_watch.server.app import create_app, create_metrics_app
+from disconnect_watch.server.frontend import Frontend
+from disconnect_watch.server.metrics import Metrics
+from disconnect_watch.watcher import Watcher, default_watcher
+
+__all__ = ["FrontendProtocol", "FrontendServer", "ServeOptions", "bind", "make_server", "serve"]
+
+#: Seconds that a client gets to take the last words of a response that a shutdown cut short.
+FLUSH = 1.0
+#: Of one request's line and headers, give or take what was read with them.
+MAX_HEAD_BYTES = 1 << 16
+#: Seconds between looks while a shutdown waits.
+TICK = 0.05
+
+logger = logging.getLogger("disconnect_watch.server")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """How to serve.
+
+    Attributes:
+        grace: seconds that running requests have to finish once a shutdown began.
+        half_close: what a client's FIN means, see ``HttpTools``.
+        max_body_bytes: of a request.
+        keep_alive: seconds after which an idle connection is closed.
+    """
+
+    grace: float = 5.0
+    half_close: HalfClose = "disconnect"
+    max_body_bytes: int = 1 << 26
+    keep_alive: int = 75
+
+
+def bind(address: str, port: int) -> socket.socket:
+    """Take a TCP port, and listen on it only later: nobody connects before all is ready.
+
+    Args:
+        port: 0 takes a free one.
+
+    Raises:
+        OSError: says which address, and why not.
+    """
+    try:
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, name = found[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(name)
+        except OSError:
+            sock.close()
+            raise
+    except OSError as error:
+        raise OSError(
+            error.errno, f"cannot listen on {address} port {port}: {error.strerror}"
+        ) from error
+    return sock
+
+
+class FrontendProtocol(HttpTools):
+    """What cannot be parsed, or is all head, is closed without a word, as Triton does.
+
+    Neither uvicorn nor its parser bounds the head of a request.
+    """
+
+    _head_bytes: int | None = None
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = None
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._head_bytes is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        self.transport.close()
+
+
+class FrontendServer(uvicorn.Server):
+    """uvicorn's server with our way to stop.
+
+    On the first signal: no new connections, not ready, requests that run may finish
+    within the grace time, then they are cancelled with reason SHUTDOWN and told so. A
+    second signal ends the grace time.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        frontend: Frontend,
+        *,
+        grace: float,
+        announce: Callable[[], None],
+    ) -> None:
+        super().__init__(config)
+        self._frontend = frontend
+        self._grace = grace
+        self._announce = announce
+        self._is_hurried = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # uvicorn's own would raise the signal again once all is done, and make an
+        # orderly end look like a kill.
+        self._is_hurried = self.should_exit
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._announce()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._frontend.begin_drain()
+        logger.info("shutting down", extra={"grace": self._grace})
+        ending = asyncio.create_task(self._end_connections())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+    async def _end_connections(self) -> None:
+        """See that every connection ends, which is what uvicorn's shutdown waits for."""
+        if not await self._are_closed_within(self._grace):
+            self._frontend.cancel_all()
+            await self._are_closed_within(FLUSH, hurries=False)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+    async def _are_closed_within(self, seconds: float, *, hurries: bool = True) -> bool:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while self.server_state.connections:
+            if loop.time() >= deadline or (hurries and self._is_hurried):
+                return False
+            await asyncio.sleep(TICK)
+        return True
+
+
+def make_server(
+    frontend: Frontend,
+    metrics: Metrics,
+    options: ServeOptions,
+    *,
+    watcher: Watcher | None = None,
+    announce: Callable[[], None] = lambda: None,
+) -> FrontendServer:
+    """The server of the main port, to be run on a loop with ``await server.serve([socket])``.
+
+    Args:
+        watcher: of its connections; None for the process-wide one.
+        announce: called once requests are taken.
+    """
+    protocol = type(
+        "FrontendProtocol",
+        (FrontendProtocol,),
+        {"half_close": options.half_close, "watcher": watcher},
+    )
+    return FrontendServer(
+        _config(create_app(frontend, metrics), protocol, options),
+        frontend,
+        grace=options.grace,
+        announce=announce,
+    )
+
+
+def serve(
+    backend: Backend,
+    *,
+    http: socket.socket,
+    metrics: socket.socket,
+    options: ServeOptions,
+    announce: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve one model until SIGTERM or SIGINT; returns after an orderly end.
+
+    Args:
+        backend: closed at the end.
+        http, metrics: from ``bind``; closed at the end.
+        announce: called once requests are taken.
+
+    Threads: the main thread, which gets the signals.
+    """
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(backend, http, metrics, options, announce))
+    finally:
+        backend.close()
+        http.close()
+        metrics.close()
+
+
+async def _serve(
+    backend: Backend,
+    http: socket.socket,
+    metrics_socket: socket.socket,
+    options: ServeOptions,
+    announce: Callable[[], None],
+) -> None:
+    frontend = Frontend(backend, max_body_bytes=options.max_body_bytes)
+    metrics = Metrics(
+        engine=backend.stats,
+        watcher=lambda: default_watcher().stats(),
+        num_unacked=lambda: frontend.stats().num_unacked,
+    )
+    backend.listen(metrics.observe)
+    server = make_server(frontend, metrics, options, announce=announce)
+    scraper = uvicorn.Server(_config(create_metrics_app(metrics), "httptools", options))
+    scraper.config.load()
+    scraper.lifespan = scraper.config.lifespan_class(scraper.config)
+    await scraper.startup(sockets=[metrics_socket])
+    try:
+        await server.serve(sockets=[http])
+    finally:
+        await scraper.shutdown(sockets=[metrics_socket])
+
+
+def _config(app: object, protocol: object, options: ServeOptions) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        http=protocol,  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=options.keep_alive,
+        # The last bound, should a connection outlive its abort.
+        timeout_graceful_shutdown=math.ceil(options.grace + 2 * FLUSH),
+    )

@@ -1,0 +1,305 @@
+"""The frontend for tests: as an application in this task, or as a server on a thread of its own."""
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Self
+
+import httpx
+import torch
+import uvicorn
+import uvloop
+
+from disconnect_watch.adapters.uvicorn import HalfClose, HttpTools
+from disconnect_watch.backends import Backend
+from disconnect_watch.backends.engine import EngineBackend
+from disconnect_watch.engine import DEFAULT_MODEL, Engine, EngineConfig, ModelConfig, Outcome
+from disconnect_watch.engine.checkpoint import load_model
+from disconnect_watch.engine.model import LlamaModel
+from disconnect_watch.engine.tokenizer import Tokenizer
+from disconnect_watch.server import Frontend, Metrics, ServeOptions, create_app
+from disconnect_watch.server.run import bind, make_server
+from disconnect_watch.watcher import Watcher
+from tests.support.net import wait_until
+
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+
+
+@cache
+def _packaged_model() -> tuple[LlamaModel, Tokenizer]:
+    config = ModelConfig.from_pretrained(DEFAULT_MODEL)
+    model = load_model(DEFAULT_MODEL, config, dtype=torch.float32)
+    return model, Tokenizer.from_pretrained(DEFAULT_MODEL)
+
+
+def packaged_engine(**config: Any) -> Engine:
+    """A new engine on the model of the package, which is loaded once for all tests."""
+    model, tokenizer = _packaged_model()
+    settings = EngineConfig(num_blocks=1024, num_threads=1, **config)
+    return Engine(model, tokenizer, config=settings)
+
+
+def metrics_of(frontend: Frontend, watcher: Watcher | None = None) -> Metrics:
+    """Metrics over a frontend's first backend."""
+    if watcher is None:
+        with Watcher(driver="loop") as idle:
+            nothing = idle.stats()
+    return Metrics(
+        engine=next(iter(frontend.backends.values())).stats,
+        watcher=lambda: nothing if watcher is None else watcher.stats(),
+        num_unacked=lambda: frontend.stats().num_unacked,
+    )
+
+
+async def request_app(
+    target: Frontend | Backend, method: str, path: str, **options: Any
+) -> httpx.Response:
+    """One request to the application, without a server; the client stays to the end."""
+    frontend = target if isinstance(target, Frontend) else Frontend(target)
+    transport = httpx.ASGITransport(create_app(frontend, metrics_of(frontend)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        return await client.request(method, path, **options)
+
+
+async def post_json(
+    target: Frontend | Backend,
+    path: str,
+    body: dict[str, Any] | bytes | AsyncIterator[bytes],
+    **options: Any,
+) -> httpx.Response:
+    """One POST to the application, without a server."""
+    content = json.dumps(body).encode() if isinstance(body, dict) else body
+    return await request_app(target, "POST", path, content=content, **options)
+
+
+class ThreadedServer:
+    """A uvicorn server on a loop and a thread of its own.
+
+    Attributes:
+        loop: the server's; call into it with ``call_soon_threadsafe``.
+    """
+
+    def __init__(self, server: uvicorn.Server, sock: socket.socket, loop_name: str) -> None:
+        self.server = server
+        self.sock = sock
+        self.loop = LOOPS[loop_name]()
+        self._thread = threading.Thread(target=self._run, name="test-server")
+        self._thread.start()
+        wait_until(lambda: server.started)
+
+    @property
+    def port(self) -> int:
+        port: int = self.sock.getsockname()[1]
+        return port
+
+    def stop(self) -> None:
+        """An orderly end, as by a signal. Idempotent."""
+        self.server.should_exit = True
+        self._thread.join(20)
+        assert not self._thread.is_alive(), "the server did not stop"
+        self.sock.close()
+
+    def block_loop(self) -> Callable[[], None]:
+        """Keep the loop busy until the returned function is called."""
+        is_blocked, release = threading.Event(), threading.Event()
+
+        def block() -> None:
+            is_blocked.set()
+            release.wait(30)
+
+        self.loop.call_soon_threadsafe(block)
+        assert is_blocked.wait(10)
+        return release.set
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+            runner.run(self.server.serve(sockets=[self.sock]))
+
+
+@contextmanager
+def serving_app(
+    app: Any,
+    *,
+    loop_name: str = "uvloop",
+    protocol: type[HttpTools] | str = HttpTools,
+    sock: socket.socket | None = None,
+    **config: Any,
+) -> Iterator[ThreadedServer]:
+    """Any ASGI application under our protocol, over TCP or on a bound ``sock``."""
+    settings = {
+        "http": protocol,
+        "ws": "none",
+        "lifespan": "off",
+        "log_config": None,
+        "access_log": False,
+        "timeout_graceful_shutdown": 5,
+        **config,
+    }
+    server = ThreadedServer(
+        uvicorn.Server(uvicorn.Config(app, **settings)), sock or bind("127.0.0.1", 0), loop_name
+    )
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def serving_frontend(frontend: Frontend, **options: Any) -> Iterator[ThreadedServer]:
+    """The frontend's own server over any backend."""
+    server = make_server(frontend, metrics_of(frontend), ServeOptions(**options))
+    http = ThreadedServer(server, bind("127.0.0.1", 0), "uvloop")
+    try:
+        yield http
+    finally:
+        http.stop()
+
+
+@dataclass
+class Serving:
+    """The whole frontend over an engine, and all its ledgers.
+
+    Attributes:
+        outcomes: by request id, as the engine told them: one each, or this is a failure.
+    """
+
+    http: ThreadedServer
+    engine: Engine
+    backend: EngineBackend
+    frontend: Frontend
+    watcher: Watcher
+    metrics: Metrics
+    outcomes: dict[str, list[Outcome]]
+
+    @property
+    def port(self) -> int:
+        return self.http.port
+
+    def is_idle(self) -> bool:
+        """Whether nothing is left of any request: in the engine, the frontend, the watcher."""
+        stats = self.backend.stats()
+        return (
+            stats.num_waiting == stats.num_running == 0
+            and stats.num_blocks_free == stats.num_blocks
+            and self.engine.block_ledger == {}
+            and self.frontend.stats().num_live == 0
+            and self.watcher.stats().num_armed == 0
+        )
+
+
+@contextmanager
+def serving_engine(
+    engine: Engine,
+    *,
+    loop_name: str = "uvloop",
+    half_close: HalfClose = "disconnect",
+    grace: float = 5.0,
+    max_body_bytes: int = 1 << 26,
+) -> Iterator[Serving]:
+    """The frontend with a watcher of its own, as ``serve`` puts it together."""
+    watcher = Watcher()
+    backend = EngineBackend(engine, name="tiny")
+    frontend = Frontend(backend, max_body_bytes=max_body_bytes)
+    metrics = metrics_of(frontend, watcher)
+    outcomes: dict[str, list[Outcome]] = {}
+    backend.listen(metrics.observe)
+    backend.listen(lambda request_id, outcome: outcomes.setdefault(request_id, []).append(outcome))
+    server = make_server(
+        frontend,
+        metrics,
+        ServeOptions(grace=grace, half_close=half_close),
+        watcher=watcher,
+    )
+    http = ThreadedServer(server, bind("127.0.0.1", 0), loop_name)
+    try:
+        yield Serving(http, engine, backend, frontend, watcher, metrics, outcomes)
+    finally:
+        http.stop()
+        backend.close()
+        watcher.close()
+
+
+class Client:
+    """A client on a plain socket, which can be left in any state."""
+
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self.sock = socket.create_connection((host, port), timeout=20)
+        self._unread = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+    def post(self, path: str, body: dict[str, Any] | bytes, **headers: str) -> None:
+        """Send one request; any number may be sent before an answer is read."""
+        self.sock.sendall(request_bytes(path, body, **headers))
+
+    def read_until(self, mark: bytes) -> bytes:
+        """Read up to and with ``mark``.
+
+        Raises:
+            EOFError: the server closed first; with all that had come.
+        """
+        while mark not in self._unread:
+            data = self.sock.recv(65536)
+            if not data:
+                raise EOFError(self._unread)
+            self._unread += data
+        found, _, self._unread = self._unread.partition(mark)
+        return found + mark
+
+    def read_rest(self) -> bytes:
+        """Read until the server closes."""
+        rest, self._unread = self._unread, b""
+        while data := self.sock.recv(65536):
+            rest += data
+        return rest
+
+    def read_response(self) -> tuple[int, dict[str, str], bytes]:
+        """Read one whole response: status, headers with lower-case names, body."""
+        head = self.read_until(b"\r\n\r\n").decode("latin-1")
+        status_line, *lines = head.strip().split("\r\n")
+        headers = {
+            name.lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in lines)
+        }
+        body = b""
+        if headers.get("transfer-encoding") == "chunked":
+            while size := int(self.read_until(b"\r\n"), 16):
+                body += self._read_exactly(size)
+                self.read_until(b"\r\n")
+            self.read_until(b"\r\n")
+        else:
+            body = self._read_exactly(int(headers.get("content-length", 0)))
+        return int(status_line.split()[1]), headers, body
+
+    def _read_exactly(self, size: int) -> bytes:
+        while len(self._unread) < size:
+            data = self.sock.recv(65536)
+            if not data:
+                raise EOFError(self._unread)
+            self._unread += data
+        found, self._unread = self._unread[:size], self._unread[size:]
+        return found
+
+
+def request_bytes(path: str, body: dict[str, Any] | bytes = b"", **headers: str) -> bytes:
+    """One HTTP/1.1 POST."""
+    content = json.dumps(body).encode() if isinstance(body, dict) else body
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: test",
+        f"Content-Length: {len(content)}",
+        *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items()),
+    ]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + content

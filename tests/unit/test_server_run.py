@@ -1,0 +1,105 @@
+"""Ports, and the protocol and signals of the server."""
+
+import signal
+import socket
+
+import pytest
+
+from disconnect_watch.server import Frontend, ServeOptions, bind
+from disconnect_watch.server.run import make_server
+from tests.support.backends import ScriptedBackend
+from tests.support.net import wait_until
+from tests.support.serve import Client, metrics_of, serving_frontend
+
+
+def test_a_port_in_use_is_named_in_the_error() -> None:
+    with bind("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1 port {port}: Address"):
+            bind("127.0.0.1", port)
+
+
+def test_an_address_that_is_none_is_named_in_the_error() -> None:
+    with pytest.raises(OSError, match=r"cannot listen on 203\.0\.113\.1 port 0"):
+        bind("203.0.113.1", 0)
+
+
+def test_an_ipv6_address_is_taken() -> None:
+    with bind("::1", 0) as sock:
+        assert sock.family is socket.AF_INET6
+
+
+def test_nobody_is_let_in_before_the_server_listens() -> None:
+    with bind("127.0.0.1", 0) as sock, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(sock.getsockname(), timeout=5)
+
+
+def test_what_is_no_http_is_closed_without_a_word() -> None:
+    with serving_frontend(Frontend(ScriptedBackend())) as server, Client(server.port) as client:
+        client.sock.sendall(b"\x16\x03\x01 this is no HTTP\r\n\r\n")
+        assert client.read_rest() == b""
+
+
+def test_a_head_without_end_is_closed_without_a_word() -> None:
+    with (
+        serving_frontend(Frontend(ScriptedBackend())) as server,
+        Client(server.port) as client,
+    ):
+        client.sock.sendall(b"GET / HTTP/1.1\r\nX-Endless: ")
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            client.sock.sendall(b"x" * 50_000_000)
+
+
+def test_many_small_heads_on_a_connection_are_fine() -> None:
+    with serving_frontend(Frontend(ScriptedBackend())) as server, Client(server.port) as client:
+        for _ in range(100):
+            client.sock.sendall(b"GET /v2/health/live HTTP/1.1\r\nX: %b\r\n\r\n" % (b"x" * 1000))
+            assert client.read_response()[0] == 200
+
+
+def test_a_refused_body_leaves_the_connection_usable() -> None:
+    frontend = Frontend(ScriptedBackend("a"), max_body_bytes=1000)
+    with serving_frontend(frontend) as server, Client(server.port) as client:
+        client.post("/v2/models/script/generate", b"x" * 300_000)
+        assert client.read_response()[0] == 400
+        client.post("/v2/models/script/generate", {"text_input": "x"})
+        assert client.read_response()[0] == 200
+
+
+def test_a_leave_in_mid_upload_ends_without_a_request() -> None:
+    backend = ScriptedBackend("a")
+    with serving_frontend(Frontend(backend)) as server:
+        with Client(server.port) as client:
+            client.sock.sendall(
+                b"POST /v2/models/script/generate HTTP/1.1\r\nHost: t\r\n"
+                b'Content-Length: 1000\r\n\r\n{"text_input"'
+            )
+        wait_until(lambda: not server.server.server_state.tasks)
+        wait_until(lambda: not server.server.server_state.connections)
+    assert backend.calls == []
+
+
+def test_a_client_that_does_not_read_holds_no_shutdown_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    backend = ScriptedBackend(*["x" * 1_000_000] * 50)
+    with serving_frontend(Frontend(backend), grace=0.1) as server, Client(server.port) as client:
+        client.post("/v2/models/script/generate_stream", {"text_input": "x"})
+        client.read_until(b"\r\n\r\n")
+        server.stop()
+        assert backend.num_open == 0
+    # uvicorn's own last resort is to cancel the tasks, with a traceback each.
+    assert "Cancel 1 running task" not in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_a_second_signal_ends_the_grace_time() -> None:
+    server = make_server(
+        frontend := Frontend(ScriptedBackend()), metrics_of(frontend), ServeOptions()
+    )
+    server.handle_exit(signal.SIGTERM, None)
+    assert server.should_exit
+    assert not server._is_hurried
+    server.handle_exit(signal.SIGTERM, None)
+    assert server._is_hurried
