@@ -1,0 +1,199 @@
+"""``disconnect-watch serve`` as its users run it: a process, curl, signals."""
+
+import contextlib
+import json
+import logging
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disconnect_watch import cli
+from disconnect_watch.server import bind
+from tests.support.net import wait_until
+from tests.support.serve import Client
+
+STREAM = "/v2/models/tiny/generate_stream"
+FREE_PORTS = ("--http-port", "0", "--metrics-port", "0")
+ENDLESS = {"text_input": "The class", "max_tokens": 100_000, "ignore_eos": True}
+
+
+class Process:
+    """The command on free ports. Its standard error is read as it comes.
+
+    Attributes:
+        lines: what it said so far.
+    """
+
+    def __init__(self, *options: str) -> None:
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "disconnect_watch.cli", "serve", *FREE_PORTS, *options],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        wait_until(lambda: self.process.poll() is not None or self.events("serving"), 50)
+        (serving,) = self.events("serving")
+        self.port: int = serving["http_port"]
+        self.metrics_port: int = serving["metrics_port"]
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The log lines of one event."""
+        logged = (json.loads(line) for line in self.lines if line.startswith("{"))
+        return [line for line in logged if line["event"] == name]
+
+    def metrics(self) -> str:
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as response:
+            text: str = response.read().decode()
+        return text
+
+    def wait(self) -> int:
+        """Wait for its end, and return the exit code."""
+        code = self.process.wait(30)
+        self._reader.join(10)
+        return code
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(10)
+        self._reader.join(10)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+@contextlib.contextmanager
+def running(*options: str) -> Iterator[Process]:
+    process = Process(*options)
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+def test_an_interrupted_curl_shows_in_the_metrics_and_sigterm_ends_in_order() -> None:
+    with running("--grace", "0.3") as server:
+        assert 'dw_requests_total{outcome="cancelled",phase="decode"} 0.0' in server.metrics()
+        # The very command that the server's own line suggests.
+        (said,) = [line for line in server.lines if line.startswith("serving tiny on")]
+        tried = re.search(r"try: (curl .*)$", said)
+        assert tried is not None
+        with subprocess.Popen(shlex.split(tried[1]), stdout=subprocess.PIPE) as curl:
+            assert curl.stdout is not None
+            first = curl.stdout.readline()
+            assert json.loads(first.removeprefix(b"data: "))["model_name"] == "tiny"
+            curl.send_signal(signal.SIGINT)
+        wait_until(
+            lambda: 'dw_requests_total{outcome="cancelled",phase="decode"} 1.0' in server.metrics()
+        )
+        text = server.metrics()
+        assert 'dw_kv_blocks{state="used"} 0.0' in text
+        wasted = re.search(r'dw_tokens_total\{kind="wasted"\} (\d)', text)
+        assert wasted is not None
+        assert int(wasted[1]) <= 1
+        (line,) = server.events(f"POST {STREAM}")
+        assert line["outcome"] == "cancelled"
+        assert line["phase"] == "decode"
+        assert line["reason"] in ("fin", "reset")
+
+        with Client(server.port) as client:
+            client.post(STREAM, ENDLESS)
+            client.read_until(b"\n\n")
+            server.process.send_signal(signal.SIGTERM)
+            rest = client.read_rest()
+        assert b'data: {"error":"the server is shutting down' in rest
+        assert rest.endswith(b"\r\n0\r\n\r\n")
+        assert server.wait() == 0
+        assert [line["reason"] for line in server.events(f"POST {STREAM}")][1:] == ["shutdown"]
+        assert "Traceback" not in "".join(server.lines)
+
+
+def test_ctrl_c_ends_in_order_and_a_second_signal_at_once() -> None:
+    with running("--grace", "1000") as server, Client(server.port) as client:
+        client.post(STREAM, ENDLESS)
+        client.read_until(b"\n\n")
+        server.process.send_signal(signal.SIGINT)
+        wait_until(lambda: server.events("shutting down"))
+        # It goes on within the grace time.
+        client.read_until(b"\n\n")
+        server.process.send_signal(signal.SIGINT)
+        assert b'data: {"error":' in client.read_rest()
+        assert server.wait() == 0
+        assert "Traceback" not in "".join(server.lines)
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    """The command sets up logging for its whole process, which is ours here."""
+    root, uvicorn = logging.getLogger(), logging.getLogger("uvicorn")
+    before = root.handlers, root.level, uvicorn.level
+    yield root
+    root.handlers = before[0]
+    root.setLevel(before[1])
+    uvicorn.setLevel(before[2])
+
+
+def fails_to_serve(capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    """Run the command in this process; returns what it complained about."""
+    with pytest.raises(SystemExit) as caught:
+        cli.app(["serve", *FREE_PORTS, *options])
+    assert caught.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("root_logger")
+@pytest.mark.parametrize("option", ["--http-port", "--metrics-port"])
+def test_a_port_in_use_is_an_error_that_says_so(
+    capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    with bind("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = fails_to_serve(capsys, option, str(port))
+    assert said == (
+        f"disconnect-watch: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
+    )
+
+
+@pytest.mark.usefixtures("root_logger")
+def test_a_missing_model_is_an_error_that_names_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    said = fails_to_serve(capsys, "--model", str(tmp_path / "nowhere"))
+    assert said.startswith(f"disconnect-watch: {tmp_path}/nowhere")
+
+
+@pytest.mark.usefixtures("root_logger")
+def test_a_malformed_model_is_an_error_that_says_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    said = fails_to_serve(capsys, "--model", str(tmp_path))
+    assert said.startswith("disconnect-watch: ")
+    assert "architecture" in said
+
+
+def test_a_ctrl_c_before_it_serves_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 130
