@@ -2,9 +2,11 @@
  * what becomes of the flags of a process that has died. */
 #include "dw_flags.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -124,11 +126,42 @@ TEST(a_file_that_is_no_flag_table_is_refused)
 
     CHECK_EQ(dw_flags_map(memfd, &flags), DW_EINVAL);
     CHECK(!flags);
-    /* As long as one, and still no table. */
-    CHECK(!ftruncate(memfd, 64 << 20));
-    CHECK_EQ(dw_flags_map(memfd, &flags), DW_EINVAL);
     close(memfd);
-    CHECK(dw_flags_map(memfd, &flags) < 0);
+    CHECK_EQ(dw_flags_map(memfd, &flags), DW_EBADF);
+}
+
+typedef struct {
+    const char *label;
+    bool has_head;
+    off_t num_more; /* bytes than a table has */
+    int seals;
+} forgery;
+
+static const forgery forgeries[] = {
+    {"other content", false, 0, F_SEAL_SHRINK | F_SEAL_GROW},
+    {"too long", true, 4096, F_SEAL_SHRINK | F_SEAL_GROW},
+    {"too short", true, -4096, F_SEAL_SHRINK | F_SEAL_GROW},
+    {"can shrink", true, 0, F_SEAL_GROW},
+};
+
+TEST_EACH(a_file_that_is_not_quite_a_flag_table_is_refused, forgery, it,
+          forgeries)
+{
+    char head[4096];
+    struct stat stat;
+    dw_flags *flags, *mapped;
+    int memfd = memfd_create("forged", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    CHECK_EQ(dw_flags_create(&flags), DW_OK);
+    CHECK(!fstat(dw_flags_memfd(flags), &stat));
+    CHECK_EQ(pread(dw_flags_memfd(flags), head, sizeof head, 0), sizeof head);
+    if (it->has_head)
+        CHECK_EQ(write(memfd, head, sizeof head), sizeof head);
+    CHECK(!ftruncate(memfd, stat.st_size + it->num_more));
+    CHECK(!fcntl(memfd, F_ADD_SEALS, it->seals));
+    CHECK_EQ(dw_flags_map(memfd, &mapped), DW_EINVAL);
+    close(memfd);
+    dw_flags_free(flags);
 }
 
 TEST(a_table_lives_on_for_those_who_mapped_it)
@@ -172,6 +205,9 @@ static void retain_while_the_parent_lets_go(dialogue *it)
     CHECK_EQ(dw_flag_retain(it->flags, it->flag), DW_OK);
     tell(it->to_parent);
     hear(it->to_child);
+    /* A stale name uses up nothing. */
+    dw_flag stale = {it->flag.slot, it->flag.generation + 1};
+    dw_flag_release(it->flags, stale);
     dw_flag_release(it->flags, it->flag);
     /* It had one, and a second release takes none from others. */
     dw_flag_release(it->flags, it->flag);
@@ -287,6 +323,25 @@ TEST(the_ranges_of_a_dead_process_are_used_again)
     dw_flags_reclaim(it->flags);
     for (uint32_t i = 0; i < DW_FLAGS_RANGE_SLOTS; i++)
         CHECK_EQ(dw_flag_alloc(it->flags, &flag), DW_OK);
+    CHECK_EQ(dw_flag_alloc(it->flags, &flag), DW_ENOSPC);
+    end_dialogue(it);
+}
+
+TEST(a_slot_freed_by_another_process_is_found_in_a_full_table)
+{
+    dialogue *it = make_dialogue();
+    dw_flag flag;
+
+    for (uint32_t i = 1; i < DW_FLAGS_NUM_SLOTS; i++)
+        CHECK_EQ(dw_flag_alloc(it->flags, &flag), DW_OK);
+    pid_t child = start_child(retain_while_the_parent_lets_go, it);
+    hear(it->to_parent);
+    dw_flag_release(it->flags, it->flag);
+    CHECK_EQ(dw_flag_alloc(it->flags, &flag), DW_ENOSPC);
+    tell(it->to_child);
+    end_child(child);
+    CHECK_EQ(dw_flag_alloc(it->flags, &flag), DW_OK);
+    CHECK_EQ(flag.slot, it->flag.slot);
     CHECK_EQ(dw_flag_alloc(it->flags, &flag), DW_ENOSPC);
     end_dialogue(it);
 }
