@@ -41,4 +41,8 @@ static inline bool dw_fork_is_child(const dw_fork_guard *guard)
  * (-EAGAIN: too many threads). */
 int dw_thread_start(pthread_t *out, void *(*run)(void *), void *arg);
 
+/* Has the scheduler let the calling thread in soon after it wakes, on a machine
+ * whose CPUs are all busy. Where the running kernel cannot: does nothing. */
+void dw_thread_prefer_short_turns(void);
+
 #endif

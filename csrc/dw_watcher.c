@@ -81,6 +81,7 @@ static void *run(void *arg)
 {
     dw_watcher *watcher = arg;
     bool is_stopping = false;
+    dw_thread_prefer_short_turns();
     /* The wait fails only if somebody closed our fds; attach then says so. */
     while (!is_stopping) {
         if (drive(watcher, watcher->poller, -1, &is_stopping) < 0)

@@ -8,10 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "dw_fixture.h"
 #include "dw_gate.h"
+#include "dw_thread.h"
 
 #define NUM_CLIENTS 32
 #define NUM_THREADS 4
@@ -63,6 +65,40 @@ TEST_EACH(the_thread_has_a_name_and_blocks_all_signals, watch_setup, setup,
         if (number != SIGKILL && number != SIGSTOP)
             CHECK(mask >> (number - 1) & 1);
     }
+    fixture_close(&fx);
+}
+
+/* The length of a thread's turn at the CPU; 0 for the kernel's own choice. */
+static uint64_t turn_ns_of(int tid)
+{
+    uint64_t attr[6]; /* sched_attr; the fourth is sched_runtime */
+    CHECK_EQ(syscall(SYS_sched_getattr, tid, attr, sizeof attr, 0), 0);
+    return attr[3];
+}
+
+static void *get_short_turns(void *out)
+{
+    dw_thread_prefer_short_turns();
+    *(uint64_t *)out = turn_ns_of(0);
+    return NULL;
+}
+
+TEST_EACH(the_thread_asks_for_short_turns_where_the_kernel_grants_them,
+          watch_setup, setup, thread_setups)
+{
+    pthread_t other;
+    uint64_t granted_ns;
+    CHECK_EQ(pthread_create(&other, NULL, get_short_turns, &granted_ns), 0);
+    CHECK_EQ(pthread_join(other, NULL), 0);
+    CHECK(granted_ns == 100000 || granted_ns == 0); /* 0: before Linux 6.12 */
+    uint64_t ours_ns = turn_ns_of(0);
+
+    fixture fx;
+    fixture_open(&fx, setup);
+    char stat[4096];
+    WAIT_UNTIL(read_thread_file("stat", stat, sizeof stat) &&
+               turn_ns_of(atoi(stat)) == granted_ns);
+    CHECK_EQ(turn_ns_of(0), ours_ns);
     fixture_close(&fx);
 }
 
