@@ -49,8 +49,9 @@ typedef struct {
      * set no longer holds it then either way. */
     int (*remove)(dw_poller *poller, int fd, uint64_t key);
 
-    /* The end of stream reported last was not the peer's (the owner's own
-     * SHUT_RD looks the same): goes on looking for the real one. */
+    /* The end of stream or the error reported last was not the peer's (the
+     * owner's own SHUT_RD looks the same, as does its error queue): goes on
+     * looking for the real one. */
     void (*recheck)(dw_poller *poller, int fd, uint64_t key);
 
     /* timeout_ms < 0: until something happens. RETURNS: the number of events;

@@ -10,9 +10,9 @@
  *     BLIND    unread bytes: POLLIN would make poll() return at once for ever,
  *              so it is not asked for and the fd is peeked at by a timer
  *     ENDED    end of stream reported; only HUP and ERR can follow
- *     DOUBTED  what was reported last came of the owner's own shutdown. poll()
- *              would go on about it, so the fd is taken out of the set, asked
- *              about by the timer, and reported again
+ *     DOUBTED  what was reported last came of the owner's own shutdown, or of
+ *              its error queue. poll() would go on about it, so the fd is taken
+ *              out of the set, asked about by the timer, and reported again
  *     DONE     both directions are over; poll() would report it for ever, so
  *              the fd is taken out. Nothing more is reported of it
  *
@@ -273,14 +273,13 @@ static bool look_again(dw_poller *poller, size_t i, uint32_t *bits)
 {
     if (poller->entries[i].state == BLIND)
         return look(poller, i, bits);
-    /* A doubted fd is ended still, and perhaps for more reasons by now. */
-    struct pollfd one = {.fd = poller->entries[i].fd};
+    /* poll() first: with an error there is, the peek would take it. */
+    struct pollfd one = {.fd = poller->entries[i].fd, .events = POLLIN};
     poll(&one, 1, 0);
-    if (!translate(poller, i, one.revents, bits)) {
-        set_state(poller, i, ENDED);
-        *bits = DW_POLL_EOF;
-    }
-    return true;
+    if (one.revents)
+        return translate(poller, i, one.revents, bits);
+    set_state(poller, i, LOOKING);
+    return false;
 }
 
 static int collect(dw_poller *poller, dw_poll_event *events, int max_events)

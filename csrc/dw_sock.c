@@ -78,19 +78,31 @@ static enum dw_reason classify_end(const struct tcp_info *info)
     }
 }
 
+/* AF_UNIX: a reset shuts both directions, too. */
+static enum dw_reason classify_other(uint32_t bits)
+{
+    if (bits & DW_POLL_ERR && bits & DW_POLL_HUP)
+        return DW_REASON_RESET;
+    return bits & (DW_POLL_EOF | DW_POLL_HUP) ? DW_REASON_FIN : DW_REASON_NONE;
+}
+
 enum dw_reason dw_sock_classify(int fd, const dw_sock_kind *kind, uint32_t bits)
 {
     if (!(bits & (DW_POLL_EOF | DW_POLL_HUP | DW_POLL_ERR)))
         return DW_REASON_NONE;
     if (!kind->is_tcp)
-        return bits & DW_POLL_ERR ? DW_REASON_RESET : DW_REASON_FIN;
+        return classify_other(bits);
     struct tcp_info info = {0};
     socklen_t size = sizeof(info);
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size))
         return DW_REASON_OWNER_CLOSED;
     /* The bits come first: behind an end of stream the state may have moved
-     * on to a reset already, which then has an event of its own. */
-    return bits & DW_POLL_ERR ? classify_error(&info) : classify_end(&info);
+     * on to a reset already, which then has an event of its own. But an error
+     * that has not ended the connection is none of the peer's: the owner's
+     * error queue (MSG_ZEROCOPY, timestamps) looks the same to a poller. */
+    if (bits & DW_POLL_ERR && info.tcpi_state == TCP_CLOSE)
+        return classify_error(&info);
+    return classify_end(&info);
 }
 
 int dw_sock_is_gone(int fd)

@@ -25,8 +25,8 @@ bool dw_sock_is_same(int fd, const dw_sock_kind *kind);
 /* Turns what a poller saw (dw_poll_bits) into a reason, asking the kernel
  * where the bits alone do not tell: an end of stream is believed of a TCP
  * socket only if its state says that the peer's FIN came (our own SHUT_RD
- * looks the same to a poller); an error is TIMED_OUT when probes or
- * retransmissions went unanswered, else RESET.
+ * looks the same to a poller), and an error only if it ended the connection; it
+ * is TIMED_OUT when probes or retransmissions went unanswered, else RESET.
  * RETURNS: the reason, or DW_REASON_NONE when the peer is still there. */
 enum dw_reason dw_sock_classify(int fd, const dw_sock_kind *kind,
                                 uint32_t bits);

@@ -8,6 +8,14 @@
 
 #define MAX_EVENTS 64
 
+/* The poller said more than the socket's state bears out. */
+static bool is_doubted(uint32_t bits, enum dw_reason reason)
+{
+    if (bits & DW_POLL_ERR)
+        return reason == DW_REASON_NONE || reason == DW_REASON_FIN;
+    return bits & DW_POLL_EOF && reason == DW_REASON_NONE;
+}
+
 /* The poller's event, believed or not. With the connection's lock held.
  *
  * What decides whether the flags are set is asked first, all else after it: a
@@ -28,7 +36,7 @@ static void look(dw_watcher *watcher, dw_conn *conn, const dw_poll_event *event,
         return;
     }
     conn->is_blind = (event->bits & DW_POLL_BLIND) != 0;
-    if (reason == DW_REASON_NONE && event->bits & DW_POLL_EOF)
+    if (is_doubted(event->bits, reason))
         watcher->ops->recheck(watcher->poller, conn->fd, event->key);
     if (reason == DW_REASON_FIN && conn->unread < 0)
         conn->unread = dw_sock_unread(conn->fd);

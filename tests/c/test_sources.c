@@ -1,8 +1,11 @@
 /* Which of several reasons a watch fires with, and that nothing of them stays
  * in the slot for the next connection. */
+#include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "dw_fixture.h"
+#include "dw_sock.h"
 
 static dw_event next_event(fixture *fx)
 {
@@ -177,4 +180,49 @@ TEST_EACH(an_event_under_anothers_number_says_that_the_owner_closed,
     close(number);
     net_close(&other);
     fixture_close(&fx);
+}
+
+/* Has the owner's error queue fill: EPOLLERR, and no error of the socket's. */
+static void fill_error_queue(net_pair *net)
+{
+    char bytes[100] = "";
+    int on = 1;
+    CHECK(!setsockopt(net->server, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on));
+    CHECK_EQ(send(net->server, bytes, sizeof bytes, MSG_ZEROCOPY),
+             sizeof bytes);
+    net_receive(net->client, sizeof bytes);
+    struct pollfd polled = {.fd = net->server};
+    WAIT_UNTIL(poll(&polled, 1, 0) == 1 && polled.revents == POLLERR);
+}
+
+static void drain_error_queue(net_pair *net)
+{
+    char control[100];
+    struct msghdr message = {.msg_control = control,
+                             .msg_controllen = sizeof control};
+    CHECK_EQ(recvmsg(net->server, &message, MSG_ERRQUEUE), 0);
+}
+
+TEST_EACH(the_owners_error_queue_is_no_leave_and_hides_none, watch_setup, setup,
+          tcp_setups)
+{
+    for (int is_drained = 0; is_drained < 2; is_drained++) {
+        fixture fx;
+        watched w;
+        fixture_open(&fx, setup);
+        fixture_watch(&fx, &w);
+        fill_error_queue(&w.net);
+        fixture_settle(&fx);
+        CHECK_EQ(fixture_info(&fx, &w).reason, DW_REASON_NONE);
+        CHECK_EQ(dw_sock_is_gone(w.net.server), DW_REASON_NONE);
+        if (is_drained)
+            drain_error_queue(&w.net);
+        net_leave(&w.net, LEAVE_HALF_CLOSE);
+        UNTIL(&fx, fixture_reason(&fx, &w) == DW_REASON_FIN);
+        CHECK_EQ(dw_sock_is_gone(w.net.server), DW_REASON_FIN);
+        net_leave(&w.net, LEAVE_RST);
+        UNTIL(&fx, fixture_info(&fx, &w).seen & DW_MASK(DW_REASON_RESET));
+        fixture_drop(&fx, &w);
+        fixture_close(&fx);
+    }
 }
