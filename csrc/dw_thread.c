@@ -76,6 +76,7 @@ int dw_fork_register(dw_fork_guard *guard)
     atomic_init(&guard->is_forked, false);
     guard->prev = NULL;
     dw_lock_acquire(&fork_lock);
+    DW_SYNC_POINT("fork:list-locked");
     guard->next = fork_list;
     if (fork_list)
         fork_list->prev = guard;

@@ -1,5 +1,6 @@
 /* What a child of fork() may do, and that its parent does not notice. */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <unistd.h>
 
 #include "dw_fixture.h"
@@ -254,4 +255,83 @@ TEST(a_fork_in_the_midst_of_an_alloc_leaves_no_child_stuck)
     gate_open("flags:alloc-locked");
     CHECK_EQ(pthread_join(thread, NULL), 0);
     held_check_and_close(&h);
+}
+
+static void *detach_it(void *arg)
+{
+    held *h = arg;
+    CHECK_EQ(dw_watcher_detach(h->fx.watcher, h->w.conn), 0);
+    return NULL;
+}
+
+TEST_EACH(a_fork_while_a_detach_waits_leaves_no_child_stuck, watch_setup, setup,
+          thread_setups)
+{
+    held h;
+    held_open(&h, setup);
+    gate_close("watch:event-locked");
+    net_leave(&h.w.net, LEAVE_FIN);
+    gate_wait("watch:event-locked");
+    /* It holds the table's lock and waits for the connection's. */
+    pthread_t thread;
+    int num_detaches = gate_count("watch:detach-begin");
+    CHECK_EQ(pthread_create(&thread, NULL, detach_it, &h), 0);
+    WAIT_UNTIL(gate_count("watch:detach-begin") > num_detaches);
+    for (int i = 0; i < 20; i++)
+        CHECK_IN_CHILD(free_the_parents_watcher, &h);
+    gate_open("watch:event-locked");
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    fixture_drop(&h.fx, &h.w);
+    fixture_close(&h.fx);
+}
+
+static void make_and_free_a_watcher(void *unused)
+{
+    (void)unused;
+    fixture fx;
+    /* The loop driver: see above for threads in a child. */
+    fixture_open(&fx, &tcp_setups[1]);
+    fixture_close(&fx);
+}
+
+static void *make_in_thread(void *unused)
+{
+    make_and_free_a_watcher(unused);
+    return NULL;
+}
+
+static void *fork_in_thread(void *is_done)
+{
+    CHECK_IN_CHILD(make_and_free_a_watcher, NULL);
+    atomic_store((atomic_bool *)is_done, true);
+    return NULL;
+}
+
+TEST(a_fork_waits_for_who_changes_the_list_of_handles)
+{
+    atomic_bool is_done = false;
+    pthread_t making, forking;
+    gate_close("fork:list-locked");
+    CHECK_EQ(pthread_create(&making, NULL, make_in_thread, NULL), 0);
+    gate_wait("fork:list-locked");
+    CHECK_EQ(pthread_create(&forking, NULL, fork_in_thread, &is_done), 0);
+    for (int i = 0; i < 100; i++)
+        usleep(200);
+    CHECK(!atomic_load(&is_done));
+    gate_open("fork:list-locked");
+    CHECK_EQ(pthread_join(making, NULL), 0);
+    CHECK_EQ(pthread_join(forking, NULL), 0);
+}
+
+/* What is left in the list of a watcher that is gone shows under
+ * AddressSanitizer. */
+TEST(a_fork_does_not_touch_a_watcher_that_was_freed)
+{
+    fixture first, second;
+    fixture_open(&first, &tcp_setups[0]);
+    fixture_open(&second, &tcp_setups[0]);
+    fixture_close(&first);
+    CHECK_IN_CHILD(make_and_free_a_watcher, NULL);
+    fixture_close(&second);
+    CHECK_IN_CHILD(make_and_free_a_watcher, NULL);
 }

@@ -7,7 +7,9 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "dw_clock.h"
@@ -282,6 +284,21 @@ TEST(bytes_do_not_wake_epoll_and_hide_nothing_from_it)
     finish(&s);
 }
 
+/* What this thread has used: a wait that sleeps uses next to nothing. */
+static uint64_t cpu_ns(void)
+{
+    struct timespec used;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    return (uint64_t)used.tv_sec * 1000 * NS_PER_MS + (uint64_t)used.tv_nsec;
+}
+
+static long num_sleeps(void)
+{
+    struct rusage usage;
+    CHECK(!getrusage(RUSAGE_THREAD, &usage));
+    return usage.ru_nvcsw;
+}
+
 TEST(poll_says_when_it_goes_blind_and_when_it_sees_again)
 {
     char bytes[3];
@@ -294,8 +311,10 @@ TEST(poll_says_when_it_goes_blind_and_when_it_sees_again)
     CHECK_EQ(s.events[0].bits, DW_POLL_BLIND);
     /* Neither does it spin, nor does its timer end the wait. */
     uint64_t before_ns = dw_clock_ns();
-    CHECK_EQ(wait_ms(&s, 50), 0);
-    CHECK(dw_clock_ns() - before_ns >= 50 * NS_PER_MS);
+    uint64_t before_cpu_ns = cpu_ns();
+    CHECK_EQ(wait_ms(&s, 100), 0);
+    CHECK(dw_clock_ns() - before_ns >= 100 * NS_PER_MS);
+    CHECK(cpu_ns() - before_cpu_ns < 20 * NS_PER_MS);
 
     CHECK_EQ(read(s.fds[0], bytes, 3), 3);
     CHECK_EQ(wait_ms(&s, -1), 1);
@@ -311,6 +330,21 @@ TEST(poll_says_when_it_goes_blind_and_when_it_sees_again)
     CHECK_EQ(wait_ms(&s, -1), 1);
     CHECK_EQ(s.events[0].bits, DW_POLL_EOF);
     CHECK_EQ(wait_ms(&s, 0), 0);
+    finish(&s);
+}
+
+TEST(poll_keeps_no_timer_for_what_was_removed)
+{
+    setup s;
+    start(&s, &pollers[1]);
+    CHECK_EQ(s.ops->add(s.poller, s.fds[0], 1), DW_OK);
+    CHECK_EQ(write(s.fds[1], "abc", 3), 3);
+    CHECK_EQ(wait_ms(&s, -1), 1);
+    CHECK_EQ(s.ops->remove(s.poller, s.fds[0], 1), DW_OK);
+    /* Each turn of the timer would be one more sleep. */
+    long before = num_sleeps();
+    CHECK_EQ(wait_ms(&s, 200), 0);
+    CHECK(num_sleeps() - before < 5);
     finish(&s);
 }
 

@@ -102,6 +102,20 @@ TEST_EACH(the_thread_asks_for_short_turns_where_the_kernel_grants_them,
     fixture_close(&fx);
 }
 
+TEST(who_makes_a_watcher_keeps_its_own_signal_mask)
+{
+    sigset_t usr1, after;
+    sigemptyset(&usr1);
+    sigaddset(&usr1, SIGUSR1);
+    CHECK(!pthread_sigmask(SIG_SETMASK, &usr1, NULL));
+    fixture fx;
+    fixture_open(&fx, &thread_setups[0]);
+    CHECK(!pthread_sigmask(SIG_SETMASK, NULL, &after));
+    CHECK_EQ(sigismember(&after, SIGUSR1), 1);
+    CHECK_EQ(sigismember(&after, SIGUSR2), 0);
+    fixture_close(&fx);
+}
+
 TEST_EACH(a_signal_to_the_process_never_lands_on_the_thread, watch_setup, setup,
           thread_setups)
 {
