@@ -99,6 +99,7 @@ void dw_fork_unregister(dw_fork_guard *guard)
 
 int dw_thread_start(pthread_t *out, void *(*run)(void *), void *arg)
 {
+    sigset_t all, before;
     pthread_attr_t attr;
     int rc = pthread_attr_init(&attr);
     if (rc)
@@ -109,7 +110,6 @@ int dw_thread_start(pthread_t *out, void *(*run)(void *), void *arg)
 
     /* A thread inherits the mask of its creator: blocked here, no signal can
      * land on it between its first instruction and a mask set by itself. */
-    sigset_t all, before;
     sigfillset(&all);
     rc = pthread_sigmask(SIG_SETMASK, &all, &before);
     if (rc)
