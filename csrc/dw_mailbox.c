@@ -5,6 +5,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "dw_base.h"
+
 int dw_mailbox_create(dw_watcher *watcher, dw_mailbox **out)
 {
     *out = NULL;
@@ -73,6 +75,7 @@ void dw_mailbox_ring_all(dw_mailbox *owed)
 {
     while (owed) {
         dw_mailbox *next = owed->next_owed;
+        DW_SYNC_POINT("mailbox:ring-owed");
         pthread_mutex_lock(&owed->lock);
         ring(owed);
         pthread_mutex_unlock(&owed->lock);
