@@ -62,6 +62,43 @@ TEST_EACH(the_parents_watcher_answers_forked_to_every_call, watch_setup, setup,
     held_check_and_close(&h);
 }
 
+static void use_the_parents_mailbox(void *arg)
+{
+    held *h = arg;
+    dw_event events[16];
+    CHECK_EQ(fixture_drain(&h->fx, events), DW_EFORKED);
+    CHECK_EQ(dw_mailbox_fd(h->fx.mailbox), DW_EFORKED);
+    dw_mailbox *mailbox;
+    CHECK_EQ(dw_mailbox_create(h->fx.watcher, &mailbox), DW_EFORKED);
+}
+
+static void wake_the_parents_mailbox(void *arg)
+{
+    held *h = arg;
+    dw_mailbox_wake(h->fx.mailbox);
+}
+
+/* They share the fd: a child that clears it would take the news away. */
+TEST_EACH(a_child_takes_nothing_out_of_the_parents_mailbox, watch_setup, setup,
+          tcp_setups)
+{
+    held h;
+    held_open(&h, setup);
+    watched leaving;
+    fixture_watch(&h.fx, &leaving);
+    CHECK_IN_CHILD(wake_the_parents_mailbox, &h);
+    CHECK(!net_is_readable(dw_mailbox_fd(h.fx.mailbox)));
+    net_leave(&leaving.net, LEAVE_FIN);
+    UNTIL(&h.fx, net_is_readable(dw_mailbox_fd(h.fx.mailbox)));
+    CHECK_IN_CHILD(use_the_parents_mailbox, &h);
+    CHECK(net_is_readable(dw_mailbox_fd(h.fx.mailbox)));
+    dw_event events[16];
+    CHECK_EQ(fixture_drain(&h.fx, events), 1);
+    CHECK_EQ(events[0].conn, leaving.conn);
+    fixture_drop(&h.fx, &leaving);
+    held_check_and_close(&h);
+}
+
 static void free_the_parents_watcher(void *arg)
 {
     held *h = arg;

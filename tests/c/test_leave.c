@@ -177,6 +177,31 @@ TEST_EACH(a_reset_after_a_half_close_is_a_second_event, watch_setup, setup,
     fixture_close(&fx);
 }
 
+TEST_EACH(a_watch_armed_after_both_fires_with_the_first_that_its_mask_holds,
+          watch_setup, setup, all_setups)
+{
+    fixture fx;
+    fixture_open(&fx, setup);
+    watched any, gone;
+    fixture_attach(&fx, &any);
+    net_leave(&any.net, LEAVE_HALF_CLOSE);
+    UNTIL(&fx, fixture_info(&fx, &any).reason == DW_REASON_FIN);
+    net_leave(&any.net, LEAVE_RST);
+    UNTIL(&fx, fixture_info(&fx, &any).seen & DW_MASK(DW_REASON_RESET));
+    gone = any;
+    CHECK_EQ(fixture_arm(&fx, &any, DW_MASK_ANY, 0), 1);
+    CHECK_EQ(fixture_arm(&fx, &gone, DW_MASK_GONE, 0), 1);
+    CHECK_EQ(fixture_reason(&fx, &any), DW_REASON_FIN);
+    CHECK_EQ(fixture_reason(&fx, &gone), DW_REASON_RESET);
+    dw_event events[16];
+    CHECK_EQ(fixture_drain(&fx, events), 2);
+    CHECK_EQ(events[0].at_ns, fixture_info(&fx, &any).seen_ns);
+    CHECK(events[1].at_ns > events[0].at_ns);
+    dw_flag_release(fx.flags, gone.flag);
+    fixture_drop(&fx, &any);
+    fixture_close(&fx);
+}
+
 TEST_EACH(a_mask_without_fin_is_not_fired_by_arm_after_a_fin, watch_setup,
           setup, all_setups)
 {

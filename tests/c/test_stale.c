@@ -362,6 +362,50 @@ TEST_EACH(the_owners_word_that_overtakes_the_event_decides_the_reason,
     fixture_close(&r.fx);
 }
 
+static void reuse_number(void *arg)
+{
+    race *r = arg;
+    int number = r->w.net.server;
+    r->next = (watched){.net = net_open(r->fx.setup->kind)};
+    CHECK_EQ(dup2(r->next.net.server, number), number);
+    net_close_end(&r->next.net.server);
+    r->next.net.server = number;
+    r->w.net.server = -1;
+}
+
+TEST_EACH(an_event_that_finds_the_number_reused_is_not_read_off_the_new_socket,
+          watch_setup, setup, all_setups)
+{
+    race r = {.rc = -1};
+    fixture_open(&r.fx, setup);
+    fixture_watch(&r.fx, &r.w);
+    if (setup->driver == DW_DRIVER_LOOP) {
+        gate_run("watch:event-before-lock", reuse_number, &r);
+        net_leave(&r.w.net, LEAVE_HALF_CLOSE);
+        CHECK_EQ(dw_watcher_poll(r.fx.watcher, -1), 1);
+    } else {
+        gate_close("watch:event-before-lock");
+        net_leave(&r.w.net, LEAVE_HALF_CLOSE);
+        gate_wait("watch:event-before-lock");
+        reuse_number(&r);
+        gate_open("watch:event-before-lock");
+    }
+    /* Whether the FIN could be told first or not: the owner closed it. */
+    UNTIL(&r.fx,
+          fixture_info(&r.fx, &r.w).seen & DW_MASK(DW_REASON_OWNER_CLOSED));
+    CHECK(fixture_reason(&r.fx, &r.w) != DW_REASON_NONE);
+    CHECK_EQ(fixture_info(&r.fx, &r.w).unread, -1);
+    CHECK_EQ(dw_watcher_detach(r.fx.watcher, r.w.conn), 0);
+    CHECK_EQ(dw_watcher_attach(r.fx.watcher, r.next.net.server, &r.next.conn),
+             0);
+    CHECK_EQ(fixture_arm(&r.fx, &r.next, DW_MASK_ANY, 0), 0);
+    net_leave(&r.next.net, LEAVE_FIN);
+    UNTIL(&r.fx, fixture_reason(&r.fx, &r.next) == DW_REASON_FIN);
+    fixture_drop(&r.fx, &r.w);
+    fixture_drop(&r.fx, &r.next);
+    fixture_close(&r.fx);
+}
+
 TEST(a_connection_replaced_within_a_batch_of_events_is_left_alone)
 {
     race r = {.rc = -1};

@@ -313,28 +313,32 @@ static void *close_mailbox(void *arg)
 TEST_EACH(a_closed_mailboxs_fd_is_never_written_by_who_was_posting, watch_setup,
           setup, thread_setups)
 {
-    mailbox_close c = {.reuse = -1};
-    fixture_open(&c.fx, setup);
-    watched w;
-    fixture_watch(&c.fx, &w);
-    gate_close("watch:event-fired");
-    net_leave(&w.net, LEAVE_FIN);
-    gate_wait("watch:event-fired");
-    pthread_t thread;
-    CHECK_EQ(pthread_create(&thread, NULL, close_mailbox, &c), 0);
-    /* A wrong close is done by now; a right one waits, or keeps its number. */
-    for (int i = 0; i < 100 && !atomic_load(&c.is_done); i++)
-        usleep(200);
-    gate_open("watch:event-fired");
-    CHECK_EQ(pthread_join(thread, NULL), 0);
-    fixture_settle(&c.fx);
-    uint64_t count;
-    CHECK_EQ(c.reuse, c.number);
-    CHECK_EQ(read(c.reuse, &count, sizeof count), -1);
-    close(c.reuse);
-    c.fx.mailbox = NULL;
-    fixture_drop(&c.fx, &w);
-    fixture_close(&c.fx);
+    const char *points[] = {"watch:event-fired", "mailbox:ring-owed"};
+    for (int i = 0; i < 2; i++) {
+        mailbox_close c = {.reuse = -1};
+        fixture_open(&c.fx, setup);
+        watched w;
+        fixture_watch(&c.fx, &w);
+        gate_close(points[i]);
+        net_leave(&w.net, LEAVE_FIN);
+        gate_wait(points[i]);
+        pthread_t thread;
+        CHECK_EQ(pthread_create(&thread, NULL, close_mailbox, &c), 0);
+        /* A wrong close is done by the end of this; a right one waits. */
+        for (int turn = 0; turn < 100 && !atomic_load(&c.is_done); turn++)
+            usleep(200);
+        CHECK(!atomic_load(&c.is_done));
+        gate_open(points[i]);
+        CHECK_EQ(pthread_join(thread, NULL), 0);
+        fixture_settle(&c.fx);
+        uint64_t count;
+        CHECK_EQ(c.reuse, c.number);
+        CHECK_EQ(read(c.reuse, &count, sizeof count), -1);
+        close(c.reuse);
+        c.fx.mailbox = NULL;
+        fixture_drop(&c.fx, &w);
+        fixture_close(&c.fx);
+    }
 }
 
 static void *serve_clients(void *arg)

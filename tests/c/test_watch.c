@@ -319,32 +319,87 @@ TEST(a_watcher_needs_a_known_poller_and_a_driver_that_goes_with_it)
     dw_flags_free(flags);
 }
 
+/* The owner closes a socket without a word, and the next one gets its number. */
+static void reuse_number(watched *old, watched *new, enum net_kind kind)
+{
+    int number = old->net.server;
+    *new = (watched){.net = net_open(kind)};
+    CHECK_EQ(dup2(new->net.server, number), number);
+    net_close_end(&new->net.server);
+    new->net.server = number;
+    old->net.server = -1;
+}
+
 TEST_EACH(a_number_reused_without_detach_is_a_new_connection, watch_setup,
           setup, all_setups)
 {
     fixture fx;
     fixture_open(&fx, setup);
-    watched old, new = {.net = net_open(setup->kind)};
+    watched w[3];
+    fixture_watch(&fx, &w[0]);
+    int number = w[0].net.server;
+    for (int i = 1; i < 3; i++) {
+        watched *old = &w[i - 1], *new = &w[i];
+        reuse_number(old, new, setup->kind);
+        CHECK_EQ(dw_watcher_attach(fx.watcher, number, &new->conn), 0);
+        CHECK_EQ(fixture_arm(&fx, new, DW_MASK_ANY, 0), 0);
+        CHECK_EQ(fixture_info(&fx, old).reason, DW_REASON_OWNER_CLOSED);
+        CHECK_EQ(fixture_reason(&fx, old), DW_REASON_OWNER_CLOSED);
+        CHECK_EQ(fixture_reason(&fx, new), DW_REASON_NONE);
+        /* The late detach must not take the new registration with it. */
+        CHECK_EQ(dw_watcher_detach(fx.watcher, old->conn), 0);
+        dw_conn_id again;
+        CHECK_EQ(dw_watcher_attach(fx.watcher, number, &again), DW_EEXIST);
+    }
+    net_leave(&w[2].net, LEAVE_FIN);
+    UNTIL(&fx, fixture_reason(&fx, &w[2]) == DW_REASON_FIN);
+    for (int i = 0; i < 3; i++)
+        fixture_drop(&fx, &w[i]);
+    fixture_close(&fx);
+}
+
+TEST(a_blind_connection_that_was_closed_is_counted_as_blind_no_more)
+{
+    fixture fx;
+    fixture_open(&fx, &tcp_setups[2]);
+    CHECK_STR(fx.setup->poller, "poll");
+    watched old, new;
     fixture_watch(&fx, &old);
-    int number = old.net.server;
-    /* The owner closes its socket and says nothing; a new one gets its
-     * number. */
-    CHECK_EQ(dup2(new.net.server, number), number);
-    net_close_end(&new.net.server);
-    new.net.server = number;
-    old.net.server = -1;
-    CHECK_EQ(dw_watcher_attach(fx.watcher, number, &new.conn), 0);
-    CHECK_EQ(fixture_arm(&fx, &new, DW_MASK_ANY, 0), 0);
-    CHECK_EQ(fixture_info(&fx, &old).reason, DW_REASON_OWNER_CLOSED);
-    CHECK_EQ(fixture_reason(&fx, &old), DW_REASON_OWNER_CLOSED);
-    CHECK_EQ(fixture_reason(&fx, &new), DW_REASON_NONE);
-    /* The late detach must not take the new registration with it. */
-    CHECK_EQ(dw_watcher_detach(fx.watcher, old.conn), 0);
-    dw_conn_id again;
-    CHECK_EQ(dw_watcher_attach(fx.watcher, number, &again), DW_EEXIST);
+    net_send(old.net.client, 100);
+    UNTIL(&fx, fixture_stats(&fx).num_blind == 1);
+    reuse_number(&old, &new, NET_TCP);
+    CHECK_EQ(dw_watcher_attach(fx.watcher, new.net.server, &new.conn), 0);
+    CHECK_EQ(fixture_stats(&fx).num_blind, 0);
+    fixture_drop(&fx, &old);
+    fixture_drop(&fx, &new);
+    fixture_close(&fx);
+}
+
+/* All that a connection remembers must be gone with it. */
+TEST_EACH(a_slot_starts_afresh_with_its_next_connection, watch_setup, setup,
+          tcp_setups)
+{
+    fixture fx;
+    fixture_open(&fx, setup);
+    watched old, new;
+    fixture_watch(&fx, &old);
+    CHECK_EQ(dw_watcher_lost(fx.watcher, old.conn, DW_REASON_TIMED_OUT), 1);
+    net_send(old.net.client, 100);
+    fixture_settle(&fx); /* blind by now, where bytes blind */
+    fixture_drop(&fx, &old);
+    fixture_watch(&fx, &new);
+    CHECK_EQ((uint32_t)new.conn, (uint32_t)old.conn); /* the same slot */
+    dw_conn_info info = fixture_info(&fx, &new);
+    CHECK_EQ(info.reason, DW_REASON_NONE);
+    CHECK_EQ(info.seen, 0);
+    CHECK_EQ(info.seen_ns, 0);
+    CHECK_EQ(info.unread, -1);
+    CHECK(!info.is_blind);
+    uint64_t before = fixture_stats(&fx).num_second_sources;
     net_leave(&new.net, LEAVE_FIN);
     UNTIL(&fx, fixture_reason(&fx, &new) == DW_REASON_FIN);
-    fixture_drop(&fx, &old);
+    CHECK_EQ(dw_watcher_lost(fx.watcher, new.conn, DW_REASON_OWNER_CLOSED), 0);
+    CHECK_EQ(fixture_stats(&fx).num_second_sources, before + 1);
     fixture_drop(&fx, &new);
     fixture_close(&fx);
 }
@@ -355,14 +410,12 @@ TEST_EACH(a_reused_number_stays_apart_from_a_dup_of_its_former_socket,
 {
     fixture fx;
     fixture_open(&fx, setup);
-    watched old, new = {.net = net_open(setup->kind)};
+    watched old, new;
     fixture_watch(&fx, &old);
-    int number = old.net.server;
-    old.net.server = dup(number);
-    CHECK_EQ(dup2(new.net.server, number), number);
-    net_close_end(&new.net.server);
-    new.net.server = number;
-    CHECK_EQ(dw_watcher_attach(fx.watcher, number, &new.conn), 0);
+    int kept = dup(old.net.server);
+    reuse_number(&old, &new, setup->kind);
+    old.net.server = kept;
+    CHECK_EQ(dw_watcher_attach(fx.watcher, new.net.server, &new.conn), 0);
     CHECK_EQ(fixture_arm(&fx, &new, DW_MASK_ANY, 0), 0);
     CHECK_EQ(fixture_reason(&fx, &old), DW_REASON_OWNER_CLOSED);
     net_leave(&old.net, LEAVE_FIN);
