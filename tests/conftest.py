@@ -38,9 +38,11 @@ def loop_kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def run(loop_kind: str) -> LoopRunner:
+def run(loop_kind: str) -> Iterator[LoopRunner]:
     """``run(main)`` runs the coroutine function on the loop kind of this test."""
-    return LoopRunner(loop_kind)
+    runner = LoopRunner(loop_kind)
+    yield runner
+    runner.reports.clear()  # they hold tracebacks, and so all that the test held
 
 
 @pytest.fixture(params=["thread", "loop"])

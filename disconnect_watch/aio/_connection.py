@@ -14,17 +14,21 @@ that the peer left, and both are needed:
 
 What the owner does himself is no leave. Once ``close()`` was called on the
 transport, news of the peer's FIN, which is his answer to ours, disturbs nobody;
-an error that ends the connection arrives with ``connection_lost``.
+an error that ends the connection arrives with ``connection_lost``. A TLS transport
+closes itself when the peer does, on uvloop without a word to the protocol, so there
+``is_closing`` says nothing: ``close`` is shadowed too, on the stream and on the
+transport if it takes an attribute, and an end without it is the peer's.
 """
 
 import asyncio
+import contextlib
 import errno
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from disconnect_watch.aio._mailbox import LoopMailbox
-from disconnect_watch.errors import UnsupportedSocketError
+from disconnect_watch.errors import ClosedError, UnsupportedSocketError
 from disconnect_watch.token import CancelToken, Reason
 from disconnect_watch.watcher import Connection, is_gone
 
@@ -74,12 +78,15 @@ class LoopConnection:
         self._blocks: list[Block] = []
         self._num_pauses = 0
         self._holds_pause = False
+        self._is_tls = False
+        self._was_closed = False
         self._unshadow: Callable[[], None] | None = None
+        self._shadowed_closes: list[tuple[dict[str, Any], Callable[[], None]]] = []
         mailbox.connections[fd] = self
 
     def serve(self, transport: asyncio.Transport, protocol: asyncio.BaseProtocol) -> None:
         """Belong to a protocol that reports ``end_of_stream`` and ``ended`` by itself."""
-        self.transport = transport
+        self._own(transport)
         self.protocol = protocol
         self.is_followed = True
 
@@ -89,13 +96,35 @@ class LoopConnection:
         Called again where the transport got another protocol, or the protocol another
         transport (TLS was started on it).
         """
-        self.transport = transport
+        self._own(transport)
         if protocol is not self.protocol:
             if self._unshadow is not None:
                 self._unshadow()
             self.protocol = protocol
             self._unshadow = None if protocol is None else _shadow(self, protocol)
             self.is_followed = self._unshadow is not None
+
+    def _own(self, transport: asyncio.Transport) -> None:
+        if transport is not self.transport:
+            self.transport = transport
+            self._is_tls = transport.get_extra_info("sslcontext") is not None
+            self.note_closer(transport)
+
+    def note_closer(self, closer: asyncio.Transport | asyncio.StreamWriter) -> None:
+        """Know of the owner's own ``close``, where ``is_closing`` will not tell it apart."""
+        attributes: dict[str, Any] | None = getattr(closer, "__dict__", None)
+        if not self._is_tls or attributes is None:
+            return
+        if any(known is attributes for known, _ in self._shadowed_closes):
+            return
+        own_close = closer.close
+
+        def close() -> None:
+            self._was_closed = True
+            own_close()
+
+        attributes["close"] = close
+        self._shadowed_closes.append((attributes, close))
 
     def is_of(self, transport: asyncio.Transport, protocol: asyncio.BaseProtocol | None) -> bool:
         """Whether this is that transport's connection, and not one that had its fd before."""
@@ -124,22 +153,31 @@ class LoopConnection:
         """Whether the news is of the peer's own leaving, and not the echo of our close."""
         if reason is Reason.OWNER_CLOSED:
             return False
-        if self.transport is None or not self.transport.is_closing():
+        if not self._is_closed_by_owner():
             self.has_peer_left = True
         return self.has_peer_left
+
+    def _is_closed_by_owner(self) -> bool:
+        if self._is_tls:
+            return self._was_closed
+        return self.transport is not None and self.transport.is_closing()
 
     def end_of_stream(self) -> None:
         """The owner read the peer's FIN."""
         if self.conn.is_attached and self.is_leave(Reason.FIN):
-            self.conn.lost(Reason.FIN)
+            with contextlib.suppress(ClosedError):  # the watcher; the owner must not suffer
+                self.conn.lost(Reason.FIN)
 
     def ended(self, error: BaseException | None) -> None:
         """The owner lost the connection; the fd closes after this. Idempotent."""
         if not self.conn.is_attached:
             return
         reason = reason_of_error(error)
+        if reason is Reason.OWNER_CLOSED and self._is_tls and not self._was_closed:
+            reason = Reason.FIN
         self.has_peer_left |= reason is not Reason.OWNER_CLOSED
-        self.mailbox.lost(self.conn, reason)
+        with contextlib.suppress(ClosedError):
+            self.mailbox.lost(self.conn, reason)
         if reason is not Reason.OWNER_CLOSED:
             # The watcher may have told it before, while the transport was closing on
             # this very error, which is_leave could not know then.
@@ -156,6 +194,10 @@ class LoopConnection:
         if self._unshadow is not None:
             self._unshadow()
             self._unshadow = None
+        for attributes, close in self._shadowed_closes:
+            if attributes.get("close") is close:
+                del attributes["close"]
+        self._shadowed_closes.clear()
         self.transport = self.protocol = None
 
     def pause(self) -> None:
@@ -170,7 +212,7 @@ class LoopConnection:
             return
         transport.pause_reading()
         self._holds_pause = True
-        reader = _stream_reader(self.protocol)
+        reader = _stream_reader(self.protocol, transport)
         if reader is not None:
             # The reader's own flow control must know, or a body that reads more of
             # its request would wait for bytes that nobody lets in.
@@ -185,7 +227,7 @@ class LoopConnection:
         transport = self.transport
         if transport is None or transport.is_closing():
             return
-        reader = _stream_reader(self.protocol)
+        reader = _stream_reader(self.protocol, transport)
         if reader is not None:
             reader._maybe_resume_transport()
         elif not _is_reading(transport):
@@ -280,13 +322,14 @@ def _is_reading(transport: asyncio.Transport) -> bool:
         return False
 
 
-def _stream_reader(protocol: asyncio.BaseProtocol | None) -> Any:
-    """The StreamReader behind a stream's protocol, if it is one that can be paused.
+def _stream_reader(protocol: asyncio.BaseProtocol | None, transport: asyncio.Transport) -> Any:
+    """The StreamReader that controls the flow of ``transport``, if one does.
 
-    These three names are private to asyncio and the same in 3.11 to 3.14;
-    ``test_watch.py`` fails where they change.
+    After ``start_tls`` Python 3.11's goes on controlling the transport below. The
+    names are private to asyncio and the same in 3.11 to 3.14; ``test_watch.py``
+    fails where they change.
     """
     reader = getattr(protocol, "_stream_reader", None)
-    if hasattr(reader, "_paused") and hasattr(reader, "_maybe_resume_transport"):
-        return reader
-    return None
+    if getattr(reader, "_transport", None) is not transport or not hasattr(reader, "_paused"):
+        return None
+    return reader

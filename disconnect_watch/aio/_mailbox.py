@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from disconnect_watch.errors import StaleWatchError
+from disconnect_watch.errors import ClosedError, DisconnectWatchError, StaleWatchError
 from disconnect_watch.token import REASONS, CancelToken, Reason
 from disconnect_watch.watcher import MASK_ANY, Connection, Watcher, default_watcher
 
@@ -98,7 +98,7 @@ class LoopMailbox:
     def disarm(self, conn: Connection, watch_id: int) -> bool:
         """End the watch: its function is not called after this.
 
-        Works after ``conn.detach()`` too.
+        Works after ``conn.detach()`` and after the watcher was closed, too.
 
         Returns:
             Whether it had fired, delivered or not; False means that it never will.
@@ -113,7 +113,7 @@ class LoopMailbox:
         entry.on_leave = None
         try:
             return conn.disarm(watch_id)
-        except StaleWatchError:
+        except DisconnectWatchError:  # detached, or its watcher closed or forked away
             return entry.is_delivered
 
     def lost(self, conn: Connection, reason: Reason = Reason.OWNER_CLOSED) -> bool:
@@ -138,19 +138,22 @@ class LoopMailbox:
 
     def deliver(self) -> None:
         """Call the functions of all watches that have fired by now."""
-        while codes := self._reader.mailbox.drain_codes():
-            # Look all of them up before the first call: what is called may detach
-            # a connection and attach another, whose id() could be the same.
-            batch = [
-                (self._entries.get((cookie, watch_id)), REASONS[code - 1], at_ns)
-                for cookie, code, at_ns, watch_id in codes
-            ]
-            for entry, reason, at_ns in batch:
-                if entry is not None:
-                    self._call(entry, reason, at_ns)
-        if self.watcher.is_closed:
-            # A closed watcher wakes its mailboxes once and never again.
-            self.close()
+        try:
+            while codes := self._reader.mailbox.drain_codes():
+                self._call_all(codes)
+        except ClosedError:
+            self.close()  # the watcher was; it woke us for this once, and never will again
+
+    def _call_all(self, codes: list[tuple[int, int, int, int]]) -> None:
+        # Look all of them up before the first call: what is called may detach a
+        # connection and attach another, whose id() could be the same.
+        batch = [
+            (self._entries.get((cookie, watch_id)), REASONS[code - 1], at_ns)
+            for cookie, code, at_ns, watch_id in codes
+        ]
+        for entry, reason, at_ns in batch:
+            if entry is not None:
+                self._call(entry, reason, at_ns)
 
     def _call(self, entry: _Entry, reason: Reason, at_ns: int) -> None:
         on_leave = entry.on_leave
@@ -255,13 +258,20 @@ def loop_mailbox(watcher: Watcher | None = None) -> LoopMailbox:
     with _lock:
         mailbox = _mailboxes.get((id(loop), id(watcher)))
         if mailbox is None:
-            others = list(_mailboxes.values())
-            if any(other.watcher is watcher and other.is_loop_driven for other in others):
+            if _is_driven(watcher):
                 raise RuntimeError(
                     f"{watcher!r} is driven by another loop: use driver='thread' to share it"
                 )
             mailbox = _mailboxes[id(loop), id(watcher)] = LoopMailbox(loop, watcher)
         return mailbox
+
+
+def _is_driven(watcher: Watcher) -> bool:
+    """Whether a loop polls for ``watcher``."""
+    return any(
+        mailbox.is_loop_driven and mailbox.watcher is watcher
+        for mailbox in list(_mailboxes.values())
+    )
 
 
 def _forget_lock() -> None:

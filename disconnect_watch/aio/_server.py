@@ -192,11 +192,12 @@ class _HandlerProtocol(asyncio.StreamReaderProtocol):
         super().connection_made(transport)
 
     def _start(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = self.connection
+        assert connection is not None
+        connection.note_closer(writer)
         result = self._callback(reader, writer)
         if not asyncio.iscoroutine(result):
             return
-        connection = self.connection
-        assert connection is not None
         connection.handler = self
         self._handling = self._serving_loop.create_task(result)
         self._handling.add_done_callback(self._handled)
@@ -215,6 +216,7 @@ class _HandlerProtocol(asyncio.StreamReaderProtocol):
         for watch_id in self._watch_ids:
             connection.mailbox.disarm(connection.conn, watch_id)
         transport = connection.transport
+        self._forget()
         error = None if task.cancelled() else task.exception()
         if error is None and not task.cancelled():
             return
@@ -224,6 +226,11 @@ class _HandlerProtocol(asyncio.StreamReaderProtocol):
             self._report("Unhandled exception in client_connected_cb", error, transport)
         if transport is not None:
             transport.close()
+
+    def _forget(self) -> None:
+        """Let go of the mailbox when all is over: the handler may keep its writer for ever."""
+        if self._handling is None and self.connection and not self.connection.conn.is_attached:
+            self.connection = None
 
     def _report(
         self, message: str, error: BaseException, transport: asyncio.Transport | None
@@ -242,6 +249,7 @@ class _HandlerProtocol(asyncio.StreamReaderProtocol):
             # Before the reader is told: a handler that waits to read is cancelled by a
             # reset like any other, whichever source was first.
             self.connection.ended(exc)
+            self._forget()
         super().connection_lost(exc)
 
     def on_leave(self, reason: Reason, at_ns: int) -> None:

@@ -162,6 +162,8 @@ class Watch:
                 self._leave_on_entry(self._leave)
                 return
             connection = self._connection_of(transport)
+            if isinstance(target, asyncio.StreamWriter):
+                connection.note_closer(target)
         elif isinstance(target, int) or hasattr(target, "fileno"):
             connection = connection_of_fd(loop_mailbox(self._watcher), fd_of(target))
         else:
