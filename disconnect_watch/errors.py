@@ -47,3 +47,6 @@ class ClientDisconnected(DisconnectWatchError, ConnectionError):
         super().__init__(f"client disconnected: {reason.value}")
         self.reason = reason
         self.detected_at = detected_at
+
+    def __reduce__(self) -> "tuple[type[ClientDisconnected], tuple[Reason, float]]":
+        return type(self), (self.reason, self.detected_at)
