@@ -1,0 +1,103 @@
+"""The public names: what the documentation promises is there, and nothing by accident."""
+
+import ast
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+
+import disconnect_watch as dw
+from disconnect_watch import _core
+
+PACKAGE = Path(dw.__file__).parent
+
+PROMISED = {
+    "CancelToken",
+    "ClientDisconnected",
+    "ClosedError",
+    "Connection",
+    "DisconnectWatchError",
+    "ForkedError",
+    "Reason",
+    "StaleWatchError",
+    "UnsupportedSocketError",
+    "Watcher",
+    "attach",
+    "is_gone",
+    "start_server",
+    "start_unix_server",
+    "watch",
+}
+
+#: The layers that need nothing beyond the standard library, and so load everywhere.
+LIGHT = ["", ".errors", ".token", ".watcher", ".aio"]
+
+
+def test_package_exports_what_it_promises() -> None:
+    assert set(dw.__all__) == PROMISED
+    assert all(hasattr(dw, name) for name in PROMISED)
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_what_all_names_is_there_and_documented(name: str) -> None:
+    module = importlib.import_module(f"disconnect_watch{name}")
+    assert inspect.getdoc(module)
+    for public in module.__all__:
+        value = getattr(module, public)
+        if inspect.isclass(value) or inspect.isroutine(value):
+            assert inspect.getdoc(value), f"{module.__name__}.{public} has no docstring"
+
+
+@pytest.mark.parametrize("name", ["CancelToken", "Connection", "Watcher"])
+def test_public_methods_are_documented(name: str) -> None:
+    documented = {"arm", "disarm", "detach"}  # those of the binding that are public as they are
+    for owner in getattr(dw, name).__mro__:
+        for member, value in vars(owner).items():
+            is_own = owner.__module__ != _core.__name__ or member in documented
+            if is_own and not member.startswith("_") and owner is not object:
+                assert not callable(value) or inspect.getdoc(value), f"{name}.{member}"
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__main__.py")
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_public_module_has_a_docstring_and_says_what_it_exports(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), path
+    assigned = {
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    assert "__all__" in assigned or path.name.startswith("_"), f"{path} has no __all__"
+
+
+def test_stub_names_what_the_binding_has() -> None:
+    stub = ast.parse((PACKAGE / "_core.pyi").read_text())
+    declared: dict[str, set[str] | None] = {}
+    for node in stub.body:
+        if isinstance(node, ast.ClassDef):
+            declared[node.name] = {
+                member.name for member in node.body if isinstance(member, ast.FunctionDef)
+            }
+        elif isinstance(node, ast.FunctionDef):
+            declared[node.name] = None
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            declared[node.target.id] = None
+    own = {
+        name
+        for name, value in vars(_core).items()
+        if not name.startswith("_")
+        and getattr(value, "__module__", _core.__name__) == _core.__name__
+    }
+    assert set(declared) == own
+    for name, members in declared.items():
+        if members is None:
+            continue
+        actual = {member for member in vars(getattr(_core, name)) if not member.startswith("_")}
+        assert members - {"__new__"} == actual, name
