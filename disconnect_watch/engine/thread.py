@@ -193,15 +193,16 @@ class EngineThread:
         return await answer
 
     def _run(self) -> None:
+        failure: Exception | None = None
         try:
             while self._turn():
                 pass
         except Exception as error:
             # A step must not raise; if it does, what it left behind is not to be trusted.
             logger.exception("the engine failed and takes no more requests")
-            self._publish(self.engine.fail_all(error))
+            failure = error
         finally:
-            self._stop()
+            self._stop(failure)
 
     def _turn(self) -> bool:
         """Carry out commands and do one step; returns False when closed and done."""
@@ -219,12 +220,18 @@ class EngineThread:
             self._publish(self.engine.step())
         return True
 
-    def _stop(self) -> None:
-        """Carry out what was accepted before the end, and accept nothing after it."""
+    def _stop(self, failure: Exception | None) -> None:
+        """Carry out what was accepted before the end, and accept nothing after it.
+
+        Whoever hears that the engine failed also finds it not accepting any more.
+        """
         with self._lock:
             self._is_accepting = False
             self._run_commands()
-            self._publish(self.engine.cancel_all(Reason.SHUTDOWN))
+            if failure is None:
+                self._publish(self.engine.cancel_all(Reason.SHUTDOWN))
+            else:
+                self._publish(self.engine.fail_all(failure))
             self._is_stopped = True
 
     def _run_commands(self) -> None:

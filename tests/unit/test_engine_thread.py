@@ -462,6 +462,35 @@ def test_an_engine_that_fails_ends_its_requests_and_takes_no_more(
         run(main)
 
 
+def test_a_request_accepted_while_the_engine_fails_fails_with_it(
+    run: LoopRunner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told of the failure, not of a shutdown that nobody asked for."""
+
+    async def main() -> None:
+        with serving() as (thread, told):
+            gate = Gate(thread.engine)
+            gate.arm()
+            await thread.submit("a", PROMPT, params(120))
+            await until(gate.is_held.is_set)
+            late = asyncio.create_task(collect(thread.generate("late", PROMPT)))
+            await until(lambda: thread._commands)
+
+            def fail(*_: object) -> None:
+                raise RuntimeError("a bug in the step")
+
+            monkeypatch.setattr(thread.engine, "_log_step", fail)
+            gate.open()
+            outcome = (await late)[-1].outcome
+            assert not thread.is_accepting
+            assert outcome is not None
+            assert outcome == told.of("late")
+            assert (outcome.kind, outcome.error) == ("failed", "RuntimeError: a bug in the step")
+
+    with caplog.at_level(logging.CRITICAL, "disconnect_watch.engine"):
+        run(main)
+
+
 def test_a_thread_that_was_never_started_refuses_and_closes(run: LoopRunner) -> None:
     async def main() -> None:
         thread = EngineThread(make_engine())
