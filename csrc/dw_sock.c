@@ -69,8 +69,7 @@ static enum dw_reason classify_end(const struct tcp_info *info)
     case TCP_CLOSE_WAIT: /* its FIN came, ours has not gone out */
     case TCP_LAST_ACK:   /* its FIN came, then ours went out */
     case TCP_CLOSING:    /* both went out at the same time */
-    case TCP_TIME_WAIT:
-    case TCP_CLOSE:
+    case TCP_CLOSE:      /* both are done; TIME_WAIT is no socket's state */
         return DW_REASON_FIN;
     default:
         /* Our own SHUT_RD ends the stream too, and no peer has left. */
