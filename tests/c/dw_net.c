@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <linux/filter.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -143,6 +144,14 @@ int net_try_receive(int fd)
     char bytes[4096];
     ssize_t got = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT);
     return got < 0 ? -errno : (int)got;
+}
+
+int net_tcp_state(int fd)
+{
+    struct tcp_info info;
+    socklen_t length = sizeof info;
+    CHECK_EQ(getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length), 0);
+    return info.tcpi_state;
 }
 
 bool net_is_readable(int fd)

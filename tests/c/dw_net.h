@@ -44,6 +44,9 @@ void net_receive(int fd, size_t num_bytes);
 /* RETURNS: what recv without waiting says: 0 end of stream, -errno, or bytes. */
 int net_try_receive(int fd);
 
+/* As the kernel has it, such as TCP_CLOSE_WAIT. */
+int net_tcp_state(int fd);
+
 bool net_is_readable(int fd);
 
 #endif

@@ -273,6 +273,44 @@ TEST_EACH(the_own_shutdown_of_both_is_no_leave_and_the_peers_fin_after_it_is,
     fixture_close(&fx);
 }
 
+/* Both FINs under way at once, which takes a peer that hears nothing more. */
+TEST_EACH(a_fin_that_crosses_the_own_one_is_a_leave, watch_setup, setup,
+          tcp_setups)
+{
+    fixture fx;
+    fixture_open(&fx, setup);
+    watched w;
+    fixture_watch(&fx, &w);
+    net_vanish(w.net.client);
+    CHECK_EQ(shutdown(w.net.server, SHUT_WR), 0);
+    fixture_settle(&fx);
+    CHECK_EQ(fixture_reason(&fx, &w), DW_REASON_NONE);
+    net_leave(&w.net, LEAVE_HALF_CLOSE);
+    CHECK_EQ(net_tcp_state(w.net.server), TCP_CLOSING);
+    UNTIL(&fx, fixture_reason(&fx, &w) != DW_REASON_NONE);
+    CHECK_EQ(fixture_reason(&fx, &w), DW_REASON_FIN);
+    fixture_drop(&fx, &w);
+    fixture_close(&fx);
+}
+
+TEST_EACH(a_fin_that_the_own_one_has_answered_is_a_leave, watch_setup, setup,
+          tcp_setups)
+{
+    fixture fx;
+    fixture_open(&fx, setup);
+    watched w = {.net = net_open(setup->kind)};
+    net_leave(&w.net, LEAVE_HALF_CLOSE);
+    net_vanish(w.net.client);
+    CHECK_EQ(shutdown(w.net.server, SHUT_WR), 0);
+    CHECK_EQ(net_tcp_state(w.net.server), TCP_LAST_ACK);
+    CHECK_EQ(dw_watcher_attach(fx.watcher, w.net.server, &w.conn), 0);
+    fixture_arm(&fx, &w, DW_MASK_ANY, 0);
+    UNTIL(&fx, fixture_reason(&fx, &w) != DW_REASON_NONE);
+    CHECK_EQ(fixture_reason(&fx, &w), DW_REASON_FIN);
+    fixture_drop(&fx, &w);
+    fixture_close(&fx);
+}
+
 TEST_EACH(a_client_that_leaves_before_a_full_send_buffer_resets, watch_setup,
           setup, all_setups)
 {

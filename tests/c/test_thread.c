@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -134,6 +135,39 @@ TEST_EACH(a_signal_to_the_process_never_lands_on_the_thread, watch_setup, setup,
     fixture_close(&fx);
 }
 
+typedef struct {
+    fixture fx;
+    atomic_int rc;
+} polling;
+
+static void ignore_signal(int number)
+{
+    (void)number;
+}
+
+static void *poll_once(void *arg)
+{
+    polling *p = arg;
+    atomic_store(&p->rc, dw_watcher_poll(p->fx.watcher, -1));
+    return NULL;
+}
+
+TEST(a_signal_ends_a_poll_of_the_loop_driver_without_an_error)
+{
+    polling p = {.rc = 1};
+    fixture_open(&p.fx, &tcp_setups[1]);
+    CHECK_EQ(p.fx.setup->driver, DW_DRIVER_LOOP);
+    struct sigaction action = {.sa_handler = ignore_signal};
+    CHECK_EQ(sigaction(SIGUSR1, &action, NULL), 0);
+    pthread_t thread;
+    CHECK_EQ(pthread_create(&thread, NULL, poll_once, &p), 0);
+    /* Again and again, since the first may come before it waits. */
+    WAIT_UNTIL(pthread_kill(thread, SIGUSR1) || atomic_load(&p.rc) != 1);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    CHECK_EQ(atomic_load(&p.rc), 0);
+    fixture_close(&p.fx);
+}
+
 TEST_EACH(one_thread_a_watcher_and_none_with_the_loop_driver, watch_setup,
           setup, tcp_setups)
 {
@@ -211,6 +245,20 @@ TEST_EACH(a_reset_connection_does_not_keep_the_thread_busy, watch_setup, setup,
     net_leave(&w.net, LEAVE_RST);
     UNTIL(&fx, fixture_reason(&fx, &w) == DW_REASON_RESET);
     check_not_busy(&fx);
+    fixture_drop(&fx, &w);
+    fixture_close(&fx);
+}
+
+TEST_EACH(the_own_shutdown_does_not_keep_the_thread_busy, watch_setup, setup,
+          thread_setups)
+{
+    fixture fx;
+    fixture_open(&fx, setup);
+    watched w;
+    fixture_watch(&fx, &w);
+    CHECK_EQ(shutdown(w.net.server, SHUT_RDWR), 0);
+    check_not_busy(&fx);
+    CHECK_EQ(fixture_reason(&fx, &w), DW_REASON_NONE);
     fixture_drop(&fx, &w);
     fixture_close(&fx);
 }

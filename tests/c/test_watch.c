@@ -460,6 +460,10 @@ TEST_EACH(a_closed_watcher_forgets_its_watches_and_refuses_all, watch_setup,
     fixture_open(&fx, setup);
     watched w;
     fixture_watch(&fx, &w);
+    dw_watch_id second; /* which has memory of its own */
+    CHECK_EQ(dw_watcher_arm(fx.watcher, w.conn, w.flag, DW_MASK_ANY, NULL, 0,
+                            &second),
+             0);
     dw_watcher_close(fx.watcher);
     dw_watcher_close(fx.watcher);
     CHECK(net_is_readable(dw_mailbox_fd(fx.mailbox)));
