@@ -10,8 +10,8 @@ from typing import ClassVar
 from disconnect_watch.errors import DisconnectWatchError
 
 __all__ = [
+    "AbortedError",
     "CancelledByPeer",
-    "CancelledError",
     "FailedError",
     "MalformedJSONError",
     "ModelNotFoundError",
@@ -66,7 +66,7 @@ class FailedError(RequestError):
     status = 500
 
 
-class CancelledError(RequestError):
+class AbortedError(RequestError):
     """The request was aborted by someone else than its client, who is told so.
 
     Answered as nginx's 499 and marked as not to be retried: client libraries repeat

@@ -22,8 +22,8 @@ from disconnect_watch.engine import Outcome, RequestOutput, SamplingParams
 from disconnect_watch.server.access import RECORD_KEY, RequestRecord
 from disconnect_watch.server.documents import decode_object, encode
 from disconnect_watch.server.errors import (
+    AbortedError,
     CancelledByPeer,
-    CancelledError,
     FailedError,
     MalformedJSONError,
     ProtocolError,
@@ -244,4 +244,4 @@ def _error_of(outcome: Outcome) -> RequestError:
         return CancelledByPeer(f"the client left: {outcome.reason}")
     if outcome.reason is Reason.SHUTDOWN:
         return ShuttingDownError("the server is shutting down, the request was cancelled")
-    return CancelledError(f"the request was cancelled: {outcome.reason}")
+    return AbortedError(f"the request was cancelled: {outcome.reason}")
