@@ -96,15 +96,34 @@ cdef class Flags:
         return stats.num_live, stats.num_retired, stats.num_cancels, stats.num_stale
 
 
+cdef Flags _process_table = None
+
+
+def flag_table():
+    # One a process, made on first use and shared with forked children. It lives
+    # here so that a token is made without a call into Python.
+    global _process_table
+    cdef Flags table
+    if _process_table is None:
+        table = Flags()
+        # Another thread may have had the GIL meanwhile.
+        if _process_table is None:
+            _process_table = table
+    return _process_table
+
+
 @cython.no_gc_clear
 cdef class Flag:
     cdef readonly Flags table
     cdef _dw.dw_flag _flag
     cdef const uint32_t *_word
 
-    def __cinit__(self, Flags table not None):
+    def __cinit__(self):
+        cdef Flags table = flag_table() if _process_table is None else _process_table
+        cdef int rc = _dw.dw_flag_alloc(table._flags, &self._flag)
         self.table = table
-        _check(_dw.dw_flag_alloc(table._flags, &self._flag), "allocate a cancel flag")
+        if rc < 0:
+            _check(rc, "allocate a cancel flag")
         self._word = _dw.dw_flag_address(table._flags, self._flag.slot)
 
     def __dealloc__(self):
@@ -329,12 +348,12 @@ cdef class Connection:
             box = mailbox._mailbox
             if box == NULL:
                 _check(_dw.DW_ECLOSED, "arm with a mailbox")
-        _check(
-            _dw.dw_watcher_arm(
-                self.watcher._watcher, self._conn, flag, mask, box, cookie, &watch_id
-            ),
-            "arm on fd", self.fd,
+        # Asked here first: the funnel's arguments cost as much as the call itself.
+        cdef int rc = _dw.dw_watcher_arm(
+            self.watcher._watcher, self._conn, flag, mask, box, cookie, &watch_id
         )
+        if rc < 0:
+            _check(rc, "arm on fd", self.fd)
         return watch_id
 
     def disarm(self, uint32_t watch_id):
@@ -348,10 +367,10 @@ cdef class Connection:
 
         Threads: any.
         """
-        return _check(
-            _dw.dw_watcher_disarm(self.watcher._watcher, self._conn, watch_id),
-            "disarm watch", watch_id,
-        ) == 1
+        cdef int rc = _dw.dw_watcher_disarm(self.watcher._watcher, self._conn, watch_id)
+        if rc < 0:
+            _check(rc, "disarm watch", watch_id)
+        return rc == 1
 
     def lost_code(self, int reason):
         return _check(

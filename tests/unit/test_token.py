@@ -142,13 +142,17 @@ def test_failing_callback_is_reported_and_stops_no_other(
     assert reported == ["of the callback"]
 
 
+class CyclicToken(CancelToken):
+    itself: CancelToken
+
+
 def test_token_in_a_reference_cycle_is_freed_by_the_collector() -> None:
     # Symptom: a crash in the collector, which had cleared the table before the release.
     gc.collect()
     before = flag_table().stats()[0]
     for _ in range(100):
-        token = CancelToken()
-        token.itself = token  # type: ignore[attr-defined]
+        token = CyclicToken()
+        token.itself = token
     del token
     assert flag_table().stats()[0] > before
     gc.collect()
