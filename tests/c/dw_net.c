@@ -159,3 +159,15 @@ bool net_is_readable(int fd)
     struct pollfd readable = {.fd = fd, .events = POLLIN};
     return poll(&readable, 1, 0) == 1;
 }
+
+void net_fill_error_queue(net_pair *net)
+{
+    char bytes[100] = "";
+    int on = 1;
+    CHECK(!setsockopt(net->server, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on));
+    CHECK_EQ(send(net->server, bytes, sizeof bytes, MSG_ZEROCOPY),
+             sizeof bytes);
+    net_receive(net->client, sizeof bytes);
+    struct pollfd polled = {.fd = net->server};
+    WAIT_UNTIL(poll(&polled, 1, 0) == 1 && polled.revents == POLLERR);
+}

@@ -132,16 +132,21 @@ TEST(a_file_that_is_no_flag_table_is_refused)
 
 typedef struct {
     const char *label;
-    bool has_head;
+    size_t flipped; /* which byte of the head is wrong; NONE: it is right */
     off_t num_more; /* bytes than a table has */
     int seals;
 } forgery;
 
+#define NONE      SIZE_MAX
+#define ALL_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
+
 static const forgery forgeries[] = {
-    {"other content", false, 0, F_SEAL_SHRINK | F_SEAL_GROW},
-    {"too long", true, 4096, F_SEAL_SHRINK | F_SEAL_GROW},
-    {"too short", true, -4096, F_SEAL_SHRINK | F_SEAL_GROW},
-    {"can shrink", true, 0, F_SEAL_GROW},
+    {"other magic", 0, 0, ALL_SEALS},
+    {"other layout", 8, 0, ALL_SEALS},
+    {"other number of slots", 12, 0, ALL_SEALS},
+    {"too long", NONE, 4096, ALL_SEALS},
+    {"too short", NONE, -4096, ALL_SEALS},
+    {"can shrink", NONE, 0, F_SEAL_GROW},
 };
 
 TEST_EACH(a_file_that_is_not_quite_a_flag_table_is_refused, forgery, it,
@@ -155,8 +160,9 @@ TEST_EACH(a_file_that_is_not_quite_a_flag_table_is_refused, forgery, it,
     CHECK_EQ(dw_flags_create(&flags), DW_OK);
     CHECK(!fstat(dw_flags_memfd(flags), &stat));
     CHECK_EQ(pread(dw_flags_memfd(flags), head, sizeof head, 0), sizeof head);
-    if (it->has_head)
-        CHECK_EQ(write(memfd, head, sizeof head), sizeof head);
+    if (it->flipped != NONE)
+        head[it->flipped] ^= 1;
+    CHECK_EQ(write(memfd, head, sizeof head), sizeof head);
     CHECK(!ftruncate(memfd, stat.st_size + it->num_more));
     CHECK(!fcntl(memfd, F_ADD_SEALS, it->seals));
     CHECK_EQ(dw_flags_map(memfd, &mapped), DW_EINVAL);

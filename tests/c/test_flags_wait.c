@@ -180,7 +180,7 @@ TEST(cancels_of_other_flags_do_not_stretch_the_timeout)
      * before the end of a timeout that were started anew at the last. */
     for (int i = 0; i < MAX_WATCHED; i++)
         self.which[i] = make_flag(flags);
-    start(&self, 20 * NS_PER_MS);
+    start(&self, 200 * NS_PER_MS);
     while (rc_of(&self) == NOT_BACK_YET) {
         dw_flag other = make_flag(flags);
         cancel(flags, other);

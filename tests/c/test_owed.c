@@ -145,6 +145,27 @@ TEST_EACH(close_waits_for_the_caller_who_polls, watch_setup, setup, loop_only)
     fixture_close(&polling.fx);
 }
 
+/* What is left of them shows as a leak under AddressSanitizer. */
+TEST_EACH(close_drops_all_watches_fired_and_armed, watch_setup, setup,
+          tcp_setups)
+{
+    watched w;
+    fixture fx;
+    dw_watch_id id;
+    fixture_open(&fx, setup);
+    fixture_attach(&fx, &w);
+    for (unsigned reason = DW_REASON_FIN; reason <= DW_REASON_RESET; reason++) {
+        for (int i = 0; i < 2; i++)
+            CHECK_EQ(dw_watcher_arm(fx.watcher, w.conn, (dw_flag){0},
+                                    DW_MASK(reason), fx.mailbox, 0, &id),
+                     0);
+    }
+    CHECK_EQ(dw_watcher_lost(fx.watcher, w.conn, DW_REASON_RESET), 1);
+    close_watcher(&fx);
+    net_close(&w.net);
+    fixture_close(&fx);
+}
+
 static void use_the_parents_mailbox(void *arg)
 {
     fixture *fx = arg;

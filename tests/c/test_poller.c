@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "dw_clock.h"
+#include "dw_net.h"
 #include "dw_test.h"
 
 #define MAX_EVENTS 8
@@ -330,6 +331,22 @@ TEST(poll_says_when_it_goes_blind_and_when_it_sees_again)
     CHECK_EQ(wait_ms(&s, -1), 1);
     CHECK_EQ(s.events[0].bits, DW_POLL_EOF);
     CHECK_EQ(wait_ms(&s, 0), 0);
+    finish(&s);
+}
+
+TEST_EACH(an_error_that_ends_nothing_is_reported_once, poller_case, param,
+          pollers)
+{
+    setup s;
+    start(&s, param);
+    net_pair net = net_open(NET_TCP);
+    net_fill_error_queue(&net);
+    CHECK_EQ(s.ops->add(s.poller, net.server, 1), DW_OK);
+    CHECK_EQ(wait_ms(&s, 1000), 1);
+    CHECK_EQ(s.events[0].bits, DW_POLL_ERR);
+    CHECK_EQ(wait_ms(&s, 30), 0);
+    s.ops->remove(s.poller, net.server, 1);
+    net_close(&net);
     finish(&s);
 }
 
