@@ -25,11 +25,13 @@ SOURCES = [
     "csrc/dw_flags_ranges.c",
     "csrc/dw_flags_wait.c",
     "csrc/dw_mailbox.c",
+    "csrc/dw_optin.c",
     "csrc/dw_process.c",
     "csrc/dw_sock.c",
     "csrc/dw_poller_poll.c",
     "csrc/dw_thread.c",
     "csrc/dw_watch.c",
+    "csrc/dw_watch_optin.c",
     "csrc/dw_watcher.c",
 ]
 if sys.platform == "linux":
@@ -43,6 +45,7 @@ HEADERS = [
     "csrc/dw_flags.h",
     "csrc/dw_flags_table.h",
     "csrc/dw_mailbox.h",
+    "csrc/dw_optin.h",
     "csrc/dw_poller.h",
     "csrc/dw_process.h",
     "csrc/dw_sock.h",

@@ -15,7 +15,8 @@
 
 /* A lock of four bytes for sections of a few dozen instructions that make no
  * system call, except that a connection's lock is held while its fd goes into
- * or out of a poller and while an event asks the socket what happened. pthread
+ * or out of a poller, while the socket is asked what happened, and while an
+ * opt-in sets its options. pthread
  * mutexes are 40 bytes, and one sits in each of 18,000 connections. It yields
  * rather than spins, so a preempted holder costs its time slice and no more.
  */

@@ -126,6 +126,15 @@ void dw_conn_drop(dw_conn *conn)
         cut(conn, &conn->watches);
 }
 
+bool dw_conn_is_blind(const dw_conn *conn)
+{
+    if (conn->is_blind)
+        return true;
+    return conn->kind.is_tcp && conn->has_fd && !conn->seen &&
+           dw_sock_is_window_closed(conn->fd) &&
+           dw_sock_is_same(conn->fd, &conn->kind);
+}
+
 void dw_conn_forget_mailbox(dw_conn *conn, const dw_mailbox *mailbox)
 {
     for (dw_watch *watch = conn->watches; watch; watch = watch->next) {

@@ -8,6 +8,7 @@
 
 #include "dw_base.h"
 #include "dw_mailbox.h"
+#include "dw_optin.h"
 #include "dw_sock.h"
 
 /* fired: mail.event.reason is set. Free (only the one inside a connection):
@@ -39,6 +40,7 @@ typedef struct {
     int64_t unread;      /* behind the FIN; -1 unknown */
     uint32_t num_armed;
     dw_watch_id last_watch;
+    dw_optin *optin;       /* NULL until asked for; owned */
     dw_watch *watches;     /* the newest first */
     dw_watch inline_watch; /* one request at a time is the common case */
 } dw_conn;
@@ -75,6 +77,9 @@ bool dw_conn_tell(dw_conn *conn, dw_conn_shared *shared, enum dw_reason reason,
 
 /* Drops all watches, unfired and undelivered. */
 void dw_conn_drop(dw_conn *conn);
+
+/* Can unread bytes hide the peer's leaving now? */
+bool dw_conn_is_blind(const dw_conn *conn);
 
 void dw_conn_forget_mailbox(dw_conn *conn, const dw_mailbox *mailbox);
 

@@ -7,7 +7,8 @@
  * peer's sending, and later a reset, are two events. It carries back the
  * 64-bit key that the fd was added with and knows nothing of connections.
  *
- * THREADS: add, remove and wake from any thread; wait from one at a time.
+ * THREADS: add, remove, set_tick and wake from any thread, set_tick
+ * from one at a time; wait from one at a time.
  */
 #ifndef DW_POLLER_H
 #define DW_POLLER_H
@@ -31,6 +32,9 @@ typedef struct {
     uint32_t bits;
 } dw_poll_event;
 
+/* The key of a tick; no caller's, whose low half is a slot. */
+#define DW_POLL_TICK (UINT64_MAX - 1)
+
 typedef struct dw_poller dw_poller;
 
 typedef struct {
@@ -53,6 +57,10 @@ typedef struct {
      * owner's own SHUT_RD looks the same, as does its error queue): goes on
      * looking for the real one. */
     void (*recheck)(dw_poller *poller, int fd, uint64_t key);
+
+    /* From now on wait also reports DW_POLL_TICK, without bits, every so many
+     * milliseconds; 0: no more. ERRORS: of timerfd_create; then as before. */
+    int (*set_tick)(dw_poller *poller, uint32_t every_ms);
 
     /* timeout_ms < 0: until something happens. RETURNS: the number of events;
      * 0 on timeout or after wake. A signal is not an error. */

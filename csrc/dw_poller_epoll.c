@@ -19,6 +19,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #define MAX_BATCH 64
@@ -29,6 +30,7 @@
 struct dw_poller {
     int epoll_fd;
     int wake_fd;
+    int tick_fd; /* -1: nobody asked for ticks yet */
 };
 
 static int set_add(int epoll_fd, int fd, uint32_t events, uint64_t key)
@@ -86,6 +88,7 @@ static int epoll_open(dw_poller **out)
     rc = set_add(poller->epoll_fd, poller->wake_fd, EPOLLIN, WAKE_KEY);
     if (rc)
         goto fail_close_wake;
+    poller->tick_fd = -1;
     *out = poller;
     return DW_OK;
 
@@ -100,6 +103,8 @@ fail_free:
 
 static void epoll_close(dw_poller *poller)
 {
+    if (poller->tick_fd >= 0)
+        close(poller->tick_fd);
     close(poller->wake_fd);
     close(poller->epoll_fd);
     free(poller);
@@ -128,6 +133,49 @@ static void epoll_recheck(dw_poller *poller, int fd, uint64_t key)
     (void)key;
 }
 
+static int open_tick(dw_poller *poller)
+{
+    int fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    if (fd < 0)
+        return -errno;
+    /* Before the set has it: whoever waits reads it at the first tick. */
+    poller->tick_fd = fd;
+    int rc = set_add(poller->epoll_fd, fd, EPOLLIN, DW_POLL_TICK);
+    if (rc) {
+        poller->tick_fd = -1;
+        close(fd);
+    }
+    return rc;
+}
+
+static int epoll_set_tick(dw_poller *poller, uint32_t every_ms)
+{
+    if (poller->tick_fd < 0) {
+        int rc = every_ms ? open_tick(poller) : DW_OK;
+        if (rc || !every_ms)
+            return rc;
+    }
+    struct timespec every = {.tv_sec = every_ms / 1000,
+                             .tv_nsec = every_ms % 1000 * 1000000L};
+    struct itimerspec when = {.it_interval = every, .it_value = every};
+    return timerfd_settime(poller->tick_fd, 0, &when, NULL) ? -errno : DW_OK;
+}
+
+/* RETURNS: whether it was the poller's own fd, with nothing to report. */
+static bool absorb(dw_poller *poller, uint64_t key)
+{
+    eventfd_t count;
+    if (key == WAKE_KEY) {
+        eventfd_read(poller->wake_fd, &count);
+        return true;
+    }
+    if (key == DW_POLL_TICK) {
+        /* EAGAIN: set anew since it was due. */
+        return read(poller->tick_fd, &count, sizeof(count)) < 0;
+    }
+    return false;
+}
+
 static uint32_t translate(uint32_t events)
 {
     uint32_t bits = 0;
@@ -150,13 +198,12 @@ static int epoll_wait_events(dw_poller *poller, dw_poll_event *events,
         return errno == EINTR ? 0 : -errno;
     int num_events = 0;
     for (int i = 0; i < num_batch; i++) {
-        if (batch[i].data.u64 == WAKE_KEY) {
-            eventfd_t count;
-            eventfd_read(poller->wake_fd, &count);
+        uint64_t key = batch[i].data.u64;
+        if (absorb(poller, key))
             continue;
-        }
-        events[num_events].key = batch[i].data.u64;
-        events[num_events].bits = translate(batch[i].events);
+        events[num_events].key = key;
+        events[num_events].bits =
+            key == DW_POLL_TICK ? 0 : translate(batch[i].events);
         num_events++;
     }
     return num_events;
@@ -179,6 +226,7 @@ const dw_poller_ops dw_poller_epoll = {
     .add = epoll_add,
     .remove = epoll_remove,
     .recheck = epoll_recheck,
+    .set_tick = epoll_set_tick,
     .wait = epoll_wait_events,
     .wake = epoll_wake,
     .fd = epoll_fd,

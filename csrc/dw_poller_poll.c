@@ -62,9 +62,11 @@ struct dw_poller {
     size_t num_entries;
     size_t capacity;
 
-    size_t num_timed; /* entries in BLIND or DOUBTED */
-    uint64_t look_ns; /* when they are looked at next */
-    int wake_fds[2];  /* pipe: read end, write end */
+    size_t num_timed;       /* entries in BLIND or DOUBTED */
+    uint64_t look_ns;       /* when they are looked at next */
+    uint64_t tick_every_ns; /* 0: no ticks */
+    uint64_t tick_ns;       /* the next */
+    int wake_fds[2];        /* pipe: read end, write end */
 };
 
 static bool is_timed(enum fd_state state)
@@ -179,8 +181,10 @@ static int poll_add(dw_poller *poller, int fd, uint64_t key)
     struct stat stat;
     if (fstat(fd, &stat))
         return -errno;
-    if (!S_ISSOCK(stat.st_mode))
-        return DW_ENOTSOCK; /* nothing that recv() could peek into */
+    /* recv() can peek into nothing else; the write end of a pipe is never
+     * readable, and reports an error by itself. */
+    if (!S_ISSOCK(stat.st_mode) && !S_ISFIFO(stat.st_mode))
+        return DW_ENOTSOCK;
     int rc;
     size_t i;
     lock_out_of_poll(poller);
@@ -224,6 +228,15 @@ static void poll_recheck(dw_poller *poller, int fd, uint64_t key)
         (poller->entries[i].state == ENDED || poller->entries[i].state == DONE))
         set_state(poller, i, DOUBTED);
     pthread_mutex_unlock(&poller->lock);
+}
+
+static int poll_set_tick(dw_poller *poller, uint32_t every_ms)
+{
+    lock_out_of_poll(poller);
+    poller->tick_every_ns = every_ms * NS_PER_MS;
+    poller->tick_ns = dw_clock_ns() + poller->tick_every_ns;
+    pthread_mutex_unlock(&poller->lock);
+    return DW_OK;
 }
 
 /* One peek. RETURNS: true if there is something to report, in *bits. */
@@ -282,11 +295,22 @@ static bool look_again(dw_poller *poller, size_t i, uint32_t *bits)
     return false;
 }
 
+/* RETURNS: 1 if it was due, and is the first of the events. */
+static int collect_tick(dw_poller *poller, dw_poll_event *events)
+{
+    uint64_t now = poller->tick_every_ns ? dw_clock_ns() : 0;
+    if (!poller->tick_every_ns || now < poller->tick_ns)
+        return 0;
+    poller->tick_ns = now + poller->tick_every_ns;
+    events[0] = (dw_poll_event){.key = DW_POLL_TICK};
+    return 1;
+}
+
 static int collect(dw_poller *poller, dw_poll_event *events, int max_events)
 {
     uint64_t now = poller->num_timed ? dw_clock_ns() : 0;
     bool is_time = poller->num_timed && now >= poller->look_ns;
-    int num_events = 0;
+    int num_events = collect_tick(poller, events);
     for (size_t i = 1; i < poller->num_entries; i++) {
         /* What does not fit is still there at the next call. */
         if (num_events == max_events)
@@ -317,12 +341,14 @@ static int ms_until(uint64_t then_ns, uint64_t now_ns)
     return (int)((then_ns - now_ns + NS_PER_MS - 1) / NS_PER_MS);
 }
 
-/* Until end_ns (UINT64_MAX: no end) or the timer, whichever comes first. */
+/* Until end_ns (UINT64_MAX: no end) or a timer, whichever comes first. */
 static int next_timeout(const dw_poller *poller, uint64_t end_ns)
 {
     uint64_t then = end_ns;
     if (poller->num_timed && poller->look_ns < then)
         then = poller->look_ns;
+    if (poller->tick_every_ns && poller->tick_ns < then)
+        then = poller->tick_ns;
     return then == UINT64_MAX ? -1 : ms_until(then, dw_clock_ns());
 }
 
@@ -378,6 +404,7 @@ const dw_poller_ops dw_poller_poll = {
     .add = poll_add,
     .remove = poll_remove,
     .recheck = poll_recheck,
+    .set_tick = poll_set_tick,
     .wait = poll_wait,
     .wake = poll_wake,
     .fd = poll_fd,

@@ -6,11 +6,6 @@
 #include "dw_clock.h"
 #include "dw_watcher.h"
 
-static dw_conn_id conn_id(uint32_t slot, uint32_t generation)
-{
-    return (uint64_t)generation << 32 | slot;
-}
-
 dw_conn *dw_watcher_lock_conn(dw_watcher *watcher, dw_conn_id id)
 {
     uint32_t slot = (uint32_t)id;
@@ -26,9 +21,9 @@ dw_conn *dw_watcher_lock_conn(dw_watcher *watcher, dw_conn_id id)
     return conn;
 }
 
-/* Why dw_watcher_lock_conn gave NULL. Closing detaches all connections, so that those
- * who arm need not ask whether the watcher is open. */
-static int gone(dw_watcher *watcher)
+/* Closing detaches all connections, so that those who arm need not ask whether
+ * the watcher is open. */
+int dw_watcher_gone(dw_watcher *watcher)
 {
     pthread_mutex_lock(&watcher->lock);
     int rc = watcher->is_closed ? DW_ECLOSED : DW_ESTALE;
@@ -78,7 +73,8 @@ static int evict(dw_watcher *watcher, int fd, const dw_sock_kind *kind,
     if (conn->has_fd && conn->kind.cookie == kind->cookie)
         rc = DW_EEXIST;
     else if (conn->has_fd)
-        dw_watcher_lose_fd(watcher, conn, conn_id(slot, conn->generation),
+        dw_watcher_lose_fd(watcher, conn,
+                           dw_watcher_conn_id(slot, conn->generation),
                            dw_clock_ns(), owed);
     dw_lock_release(&conn->lock);
     return rc;
@@ -112,7 +108,7 @@ static int fill_slot(dw_watcher *watcher, uint32_t slot, int fd,
     dw_conn *conn = &watcher->conns[slot];
     /* The event may be there before add returns, and waits for this lock. */
     dw_lock_acquire(&conn->lock);
-    dw_conn_id id = conn_id(slot, conn->generation + 1);
+    dw_conn_id id = dw_watcher_conn_id(slot, conn->generation + 1);
     int rc = watcher->ops->add(watcher->poller, fd, id);
     if (!rc) {
         conn->generation++;
@@ -182,6 +178,7 @@ int dw_watcher_detach(dw_watcher *watcher, dw_conn_id id)
         goto unlock;
     }
     dw_conn_drop(conn);
+    dw_watcher_drop_optin(watcher, conn);
     conn->generation++;
     if (conn->has_fd)
         watcher->ops->remove(watcher->poller, conn->fd, id);
@@ -205,7 +202,7 @@ int dw_watcher_arm(dw_watcher *watcher, dw_conn_id id, dw_flag flag,
         return DW_EFORKED;
     dw_conn *conn = dw_watcher_lock_conn(watcher, id);
     if (!conn)
-        return gone(watcher);
+        return dw_watcher_gone(watcher);
     int rc = DW_ENOMEM;
     dw_mailbox *owed = NULL;
     dw_watch *watch = dw_conn_new_watch(conn);
@@ -229,7 +226,7 @@ int dw_watcher_disarm(dw_watcher *watcher, dw_conn_id id, dw_watch_id watch)
         return DW_EFORKED;
     dw_conn *conn = dw_watcher_lock_conn(watcher, id);
     if (!conn)
-        return gone(watcher);
+        return dw_watcher_gone(watcher);
     int rc = dw_conn_disarm(conn, watch);
     dw_lock_release(&conn->lock);
     return rc;
@@ -243,7 +240,7 @@ int dw_watcher_lost(dw_watcher *watcher, dw_conn_id id, enum dw_reason reason)
         return DW_EINVAL;
     dw_conn *conn = dw_watcher_lock_conn(watcher, id);
     if (!conn)
-        return gone(watcher);
+        return dw_watcher_gone(watcher);
     dw_mailbox *owed = NULL;
     bool is_news = dw_conn_tell(conn, &watcher->shared, reason, DW_SOURCE_OWNER,
                                 dw_clock_ns(), &owed);
@@ -259,15 +256,28 @@ int dw_watcher_info(dw_watcher *watcher, dw_conn_id id, dw_conn_info *out)
         return DW_EFORKED;
     dw_conn *conn = dw_watcher_lock_conn(watcher, id);
     if (!conn)
-        return gone(watcher);
+        return dw_watcher_gone(watcher);
     out->fd = conn->fd;
     out->seen = conn->seen;
     out->reason = conn->reason;
     out->unread = conn->unread;
     out->seen_ns = conn->seen_ns;
-    out->is_blind = conn->is_blind;
+    out->is_blind = dw_conn_is_blind(conn);
+    out->vanish_bound_ms = conn->optin ? conn->optin->bound_ms : 0;
     dw_lock_release(&conn->lock);
     return DW_OK;
+}
+
+int dw_watcher_reason(dw_watcher *watcher, dw_conn_id id)
+{
+    if (dw_fork_is_child(&watcher->guard))
+        return DW_EFORKED;
+    dw_conn *conn = dw_watcher_lock_conn(watcher, id);
+    if (!conn)
+        return dw_watcher_gone(watcher);
+    int reason = conn->reason;
+    dw_lock_release(&conn->lock);
+    return reason;
 }
 
 int dw_watcher_adopt(dw_watcher *watcher, dw_mailbox *mailbox)

@@ -1,7 +1,7 @@
 /* Connections and the watches on them: who asked to be told, and who was.
  *
- * A connection is one attached socket, for as long as it is open; the fd is
- * borrowed. A watch is one request's interest in it:
+ * A connection is one attached socket, or the write end of a pipe, for as long
+ * as it is open; the fd is borrowed. A watch is one request's interest in it:
  *
  *              arm                    event, lost()
  *     (none) ───────► ARMED ────────────────────────► FIRED
@@ -29,7 +29,8 @@
  * of this core with any of them held. arm and disarm make no system call.
  *
  * THREADS: any thread, on any connection. dw_watcher_poll from one at a time.
- * Never: consumes a byte or an error of the socket, or sets one of its options.
+ * Never: consumes a byte or an error of the socket, or sets one of its options,
+ * but by the opt-ins at the end, which put back what they found.
  */
 #ifndef DW_WATCH_H
 #define DW_WATCH_H
@@ -77,7 +78,9 @@ typedef struct {
     uint32_t reason;  /* of the first source; 0 still there */
     int64_t unread;   /* bytes unread behind the FIN when it came; -1 unknown */
     uint64_t seen_ns; /* when the first source spoke */
-    bool is_blind;    /* unread bytes hide it from this poller */
+    bool is_blind;    /* a leave may be hidden behind unread bytes, now */
+    uint32_t
+        vanish_bound_ms; /* worst case, see set_vanish; 0: not looked for */
 } dw_conn_info;
 
 typedef struct {
@@ -108,7 +111,9 @@ void dw_watcher_close(dw_watcher *watcher);
  * frees memory and the child's own copies of fds and joins nothing. */
 void dw_watcher_free(dw_watcher *watcher);
 
-/* OWNERSHIP: borrows fd until detach.
+/* fd: a connected stream socket, or the write end of a pipe or FIFO, whose
+ * reader's leaving is RESET (the next write would give EPIPE).
+ * OWNERSHIP: borrows fd until detach.
  * ERRORS: DW_EBADF, DW_ENOTSOCK, DW_EEXIST (attached already), DW_ENOSPC,
  * DW_ECLOSED, DW_EFORKED. An older connection under the same fd number whose
  * socket was closed without detach is marked OWNER_CLOSED and keeps its slot
@@ -137,7 +142,45 @@ int dw_watcher_disarm(dw_watcher *watcher, dw_conn_id conn, dw_watch_id watch);
 int dw_watcher_lost(dw_watcher *watcher, dw_conn_id conn,
                     enum dw_reason reason);
 
+/* is_blind: unread bytes stop this poller's look, or the receive window is
+ * closed, so that a FIN behind what the peer could not send yet cannot come in.
+ * The window is asked about here and, for armed connections, by read_stats. */
 int dw_watcher_info(dw_watcher *watcher, dw_conn_id conn, dw_conn_info *out);
+
+/* RETURNS: the reason of the first source, 0 still there; asks nobody.
+ * ERRORS: as dw_watcher_info. */
+int dw_watcher_reason(dw_watcher *watcher, dw_conn_id conn);
+
+/* The opt-ins. They change options of the socket; detach, and closing the
+ * watcher, put back those that the owner has not set anew meanwhile. Over
+ * anything but TCP they do nothing, but for what set_probing says.
+ *
+ * ERRORS, of all: DW_ESTALE, DW_ECLOSED, DW_EFORKED, DW_ENOMEM, DW_EINVAL;
+ * DW_EBADF: the owner closed the fd without detach. */
+
+/* A peer that vanished without a word is TIMED_OUT: after_ms in which probes or
+ * retransmissions went unanswered and nothing at all was heard. A peer that
+ * answers and merely does not read is never taken for gone. Looked for while a
+ * watch is armed, by a timer of the driver. vanish_bound_ms of the info says by
+ * when it is told at the latest, counted from the peer's last segment or from
+ * arm; a timer of the kernel's that was running before may still come once.
+ * after_ms: 0 off, or 2000 to 86,400,000. Sets SO_KEEPALIVE, TCP_KEEPIDLE,
+ * TCP_KEEPINTVL, TCP_KEEPCNT and, where the kernel has it, TCP_RTO_MAX_MS. */
+int dw_watcher_set_vanish(dw_watcher *watcher, dw_conn_id conn,
+                          uint32_t after_ms);
+
+/* After a FIN: has the peer only shut its sending side? Asks by keepalive each
+ * second, without a byte. A peer that closed is RESET once its kernel has
+ * forgotten the connection (tcp_fin_timeout, 60 s by default on Linux). Over
+ * AF_UNIX the kernel tells at once, and a peer that closed is RESET now. */
+int dw_watcher_set_probing(dw_watcher *watcher, dw_conn_id conn, bool is_on);
+
+/* While the owner does not read: enlarges the receive buffer to num_bytes
+ * (SO_RCVLOWAT; at most half of tcp_rmem's maximum), so that a FIN behind as
+ * many unread bytes comes in. Reading blocks until reblind, which the owner has
+ * to wait for. The buffer stays as large as it got. */
+int dw_watcher_unblind(dw_watcher *watcher, dw_conn_id conn, int num_bytes);
+int dw_watcher_reblind(dw_watcher *watcher, dw_conn_id conn);
 
 /* Driver "loop": an fd readable while events wait (borrowed), and one round of
  * handling them. timeout_ms as poll(2). RETURNS (poll): events handled.

@@ -16,6 +16,13 @@ static bool is_doubted(uint32_t bits, enum dw_reason reason)
     return bits & DW_POLL_EOF && reason == DW_REASON_NONE;
 }
 
+/* Over AF_UNIX: HUP is both directions, so the peer has not only half-closed.
+ * Over TCP it can be of the owner's own shutdown. */
+static bool is_probed_without_bytes(const dw_conn *conn)
+{
+    return !conn->kind.is_tcp && conn->optin && conn->optin->is_probing;
+}
+
 /* The poller's event, believed or not. With the connection's lock held.
  *
  * What decides whether the flags are set is asked first, all else after it: a
@@ -31,6 +38,10 @@ static void look(dw_watcher *watcher, dw_conn *conn, const dw_poll_event *event,
     if (reason != DW_REASON_NONE)
         dw_conn_tell(conn, &watcher->shared, reason, DW_SOURCE_KERNEL, at_ns,
                      owed);
+    if (reason == DW_REASON_FIN && event->bits & DW_POLL_HUP &&
+        is_probed_without_bytes(conn))
+        dw_conn_tell(conn, &watcher->shared, DW_REASON_RESET, DW_SOURCE_KERNEL,
+                     at_ns, owed);
     if (!dw_sock_is_same(conn->fd, &conn->kind)) {
         dw_watcher_lose_fd(watcher, conn, event->key, at_ns, owed);
         return;
@@ -80,8 +91,12 @@ static int drive(dw_watcher *watcher, dw_poller *poller, int timeout_ms,
     watcher->num_wakeups++;
     *is_stopping = watcher->is_stopping;
     dw_lock_release(&watcher->driver_lock);
-    for (int i = 0; i < num_events; i++)
-        handle(watcher, &events[i], at_ns);
+    for (int i = 0; i < num_events; i++) {
+        if (events[i].key == DW_POLL_TICK)
+            dw_watcher_tick(watcher, at_ns);
+        else
+            handle(watcher, &events[i], at_ns);
+    }
     return num_events;
 }
 
@@ -206,6 +221,7 @@ void dw_watcher_close(dw_watcher *watcher)
         dw_lock_acquire(&conn->lock);
         if (conn->generation & 1) {
             dw_conn_drop(conn);
+            dw_watcher_drop_optin(watcher, conn);
             conn->generation++;
         }
         dw_lock_release(&conn->lock);
@@ -232,6 +248,9 @@ void dw_watcher_release(dw_watcher *watcher)
         pthread_cond_destroy(&watcher->is_out);
         pthread_mutex_destroy(&watcher->lock);
     }
+    /* Left in a forked child alone, where the options are the parent's. */
+    for (uint32_t slot = 0; slot < watcher->num_used; slot++)
+        free(watcher->conns[slot].optin);
     munmap(watcher->conns, DW_WATCHER_TABLE_BYTES);
     free(watcher->slot_of_fd);
     free(watcher);
@@ -302,7 +321,8 @@ void dw_watcher_read_stats(dw_watcher *watcher, dw_watcher_stats *out)
         dw_lock_acquire(&conn->lock);
         if (conn->generation & 1) {
             out->num_armed += conn->num_armed;
-            out->num_blind += conn->is_blind;
+            out->num_blind +=
+                conn->num_armed ? dw_conn_is_blind(conn) : conn->is_blind;
         }
         dw_lock_release(&conn->lock);
     }

@@ -1,5 +1,6 @@
 /* Inside the core: what a watcher is made of. dw_watcher.c has its life and
- * its driver, dw_watch.c its table of connections.
+ * its driver, dw_watch.c its table of connections, dw_watch_optin.c what these
+ * can opt in to.
  *
  * The table is mapped whole and sparse, like that of the flags: a slot's
  * address never changes, so a connection is found without a lock, and a page
@@ -45,11 +46,18 @@ struct dw_watcher {
     unsigned num_refs; /* the creator's, and one a mailbox */
     dw_mailbox *mailboxes;
     uint64_t num_connections;
+    uint64_t num_vanish;  /* of them, those with a bound on silence */
+    uint32_t tick_ms;     /* how often these are looked at; 0 never */
     uint32_t num_used;    /* slots used ever: all later ones are zero */
     uint32_t first_free;  /* slot + 1; 0 none */
     uint32_t *slot_of_fd; /* [num_fds]; slot + 1; 0 not attached */
     size_t num_fds;
 };
+
+static inline dw_conn_id dw_watcher_conn_id(uint32_t slot, uint32_t generation)
+{
+    return (uint64_t)generation << 32 | slot;
+}
 
 /* RETURNS: the connection, its lock held; NULL if it is not attached now. */
 dw_conn *dw_watcher_lock_conn(dw_watcher *watcher, dw_conn_id id);
@@ -58,5 +66,16 @@ dw_conn *dw_watcher_lock_conn(dw_watcher *watcher, dw_conn_id id);
  * and has not told us yet. With the connection's lock held. */
 void dw_watcher_lose_fd(dw_watcher *watcher, dw_conn *conn, dw_conn_id id,
                         uint64_t at_ns, dw_mailbox **owed);
+
+/* Why dw_watcher_lock_conn gave NULL: DW_ECLOSED or DW_ESTALE. Not with the
+ * table lock held. */
+int dw_watcher_gone(dw_watcher *watcher);
+
+/* One look at every armed connection with a bound on its peer's silence. */
+void dw_watcher_tick(dw_watcher *watcher, uint64_t at_ns);
+
+/* Ends all opt-ins of a connection and puts its socket's options back. With the
+ * table lock and the connection's lock held. */
+void dw_watcher_drop_optin(dw_watcher *watcher, dw_conn *conn);
 
 #endif

@@ -665,7 +665,7 @@ def test_wrong_targets_are_named(run: LoopRunner) -> None:
         transport.close()
         reader, writer = os.pipe()
         with pytest.raises(UnsupportedSocketError):
-            await enter(writer)
+            await enter(reader)
         os.close(reader)
         os.close(writer)
         with pytest.raises(ValueError, match="probe"):
