@@ -11,9 +11,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CONSTRAINTS := .ci/constraints.txt
 CSRC := $(wildcard csrc/*.c)
-SOURCES := setup.py $(CSRC) $(wildcard csrc/*.h) disconnect_watch/_core.pyx disconnect_watch/_dw.pxd
+SOURCES := setup.py $(CSRC) $(wildcard csrc/*.h) $(wildcard disconnect_watch/*.p[xy][dx]) \
+	$(wildcard disconnect_watch/include/*.h)
+FORMATTED := $(wildcard $(addsuffix /*.[ch],csrc tests/c tests/native disconnect_watch/include) \
+	tests/native/*.cpp)
 STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
-	-Wstrict-prototypes -Wmissing-prototypes -Werror
+	-Wstrict-prototypes -Wmissing-prototypes -Werror -Idisconnect_watch/include
 
 .PHONY: serve test test-py test-c sanitize tsan lint types fmt build dev bench bench-quick ci clean
 
@@ -38,8 +41,8 @@ tsan:
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	PATH="$(BIN):$$PATH" $(BIN)/cython-lint disconnect_watch
-	$(BIN)/clang-format --dry-run -Werror csrc/*.[ch] tests/c/*.[ch]
+	PATH="$(BIN):$$PATH" $(BIN)/cython-lint disconnect_watch tests/native
+	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 	for source in $(CSRC); do \
 		$(CC) $(STRICT) -fsyntax-only $$source && \
 		$(CC) $(STRICT) -DDW_TESTING -fsyntax-only $$source || exit 1; \
@@ -52,7 +55,7 @@ types: $(VENV)/.dev
 fmt: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i csrc/*.[ch] tests/c/*.[ch]
+	$(BIN)/clang-format -i $(FORMATTED)
 
 build dev: $(VENV)/.dev
 

@@ -17,6 +17,7 @@ from setuptools import Extension, setup
 Cython.Compiler.Options.warning_errors = True
 
 SOURCES = [
+    "csrc/dw_api.c",
     "csrc/dw_error.c",
     "csrc/dw_base.c",
     "csrc/dw_clock.c",
@@ -38,6 +39,8 @@ if sys.platform == "linux":
     SOURCES.append("csrc/dw_poller_epoll.c")
 
 HEADERS = [
+    "disconnect_watch/include/disconnect_watch.h",
+    "csrc/dw_api.h",
     "csrc/dw_base.h",
     "csrc/dw_clock.h",
     "csrc/dw_conn.h",
@@ -88,7 +91,7 @@ setup(
                 "disconnect_watch._core",
                 sources=["disconnect_watch/_core.pyx", *SOURCES],
                 depends=HEADERS,
-                include_dirs=["csrc"],
+                include_dirs=["csrc", "disconnect_watch/include"],
                 define_macros=macros,
                 extra_compile_args=compile_args,
                 extra_link_args=link_args,

@@ -9,6 +9,7 @@ __all__ = ["CompileError", "build_library", "build_program"]
 
 BENCH_DIR = Path(__file__).parent
 CSRC_DIR = BENCH_DIR.parent / "csrc"
+INCLUDE_DIR = BENCH_DIR.parent / "disconnect_watch" / "include"
 BUILD_DIR = BENCH_DIR / "build"
 #: As setup.py compiles the extension, so that the core costs here what it costs there.
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-DNDEBUG", "-Wall", "-Wextra", "-Werror", "-pthread")
@@ -41,7 +42,7 @@ def _build(name: str, target: Path, *, with_core: bool, flags: tuple[str, ...]) 
     inputs = list(sources)
     if with_core:
         sources += sorted(CSRC_DIR.glob("*.c"))
-        inputs = sources + sorted(CSRC_DIR.glob("*.h"))
+        inputs = [*sources, *sorted(CSRC_DIR.glob("*.h")), *sorted(INCLUDE_DIR.glob("*.h"))]
     if target.exists() and target.stat().st_mtime > max(p.stat().st_mtime for p in inputs):
         return target
     BUILD_DIR.mkdir(exist_ok=True)
@@ -49,7 +50,8 @@ def _build(name: str, target: Path, *, with_core: bool, flags: tuple[str, ...]) 
     # Renamed into place when it is whole: two runs may build at once.
     with tempfile.TemporaryDirectory(dir=BUILD_DIR) as folder:
         product = Path(folder) / target.name
-        command = [compiler, *FLAGS, *flags, f"-I{CSRC_DIR}", "-o", str(product)]
+        command = [compiler, *FLAGS, *flags, f"-I{CSRC_DIR}", f"-I{INCLUDE_DIR}"]
+        command += ["-o", str(product)]
         try:
             subprocess.run(
                 [*command, *map(str, sources)], capture_output=True, text=True, check=True

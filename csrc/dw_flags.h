@@ -33,6 +33,8 @@
  * A reference goes back through the handle that took it.
  *
  * Never: blocks (but dw_flags_wait), calls back, or logs.
+ *
+ * Names and reasons are in disconnect_watch.h, which native users share.
  */
 #ifndef DW_FLAGS_H
 #define DW_FLAGS_H
@@ -45,27 +47,6 @@
 #define DW_FLAGS_NUM_SLOTS      (1U << 20)
 #define DW_FLAGS_MAX_GENERATION ((1U << 23) - 1)
 #define DW_FLAGS_RANGE_SLOTS    1024U
-
-/* Why a flag was set; the low byte of the word. */
-enum dw_reason {
-    DW_REASON_NONE = 0,
-    DW_REASON_FIN = 1,          /* the peer closed its sending side */
-    DW_REASON_RESET = 2,        /* the peer reset the connection */
-    DW_REASON_TIMED_OUT = 3,    /* the peer vanished */
-    DW_REASON_OWNER_CLOSED = 4, /* the owner lost or closed the connection */
-    DW_REASON_ABORTED = 5,      /* somebody asked by name */
-    DW_REASON_DEADLINE = 6,
-    DW_REASON_SHUTDOWN = 7,
-    DW_REASON_MAX = 7
-};
-
-typedef struct dw_flags dw_flags;
-
-/* The name of one flag. A zero generation names nothing. */
-typedef struct {
-    uint32_t slot;
-    uint32_t generation;
-} dw_flag;
 
 typedef struct {
     uint64_t num_live;    /* slots with at least one reference */
@@ -126,13 +107,6 @@ int dw_flag_acked(const dw_flags *flags, dw_flag flag, uint32_t *step);
 /* OWNERSHIP: borrowed, valid while the caller holds a reference. Readers load
  * it relaxed: all they need is in the one word. */
 const uint32_t *dw_flag_address(const dw_flags *flags, uint32_t slot);
-
-/* The one load of the hot path. Relaxed: everything a reader needs, generation
- * and reason, is in this word. */
-static inline uint32_t dw_flag_load(const uint32_t *address)
-{
-    return __atomic_load_n(address, __ATOMIC_RELAXED);
-}
 
 /* Sleeps on the table's doorbell until one of the flags is cancelled (or
  * stale), the timeout ends, or a signal arrives. timeout_ns < 0: no timeout.

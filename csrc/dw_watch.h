@@ -31,6 +31,8 @@
  * THREADS: any thread, on any connection. dw_watcher_poll from one at a time.
  * Never: consumes a byte or an error of the socket, or sets one of its options,
  * but by the opt-ins at the end, which put back what they found.
+ *
+ * Ids, masks and events are in disconnect_watch.h, which native users share.
  */
 #ifndef DW_WATCH_H
 #define DW_WATCH_H
@@ -41,35 +43,9 @@
 
 #include "dw_flags.h"
 
-typedef struct dw_watcher dw_watcher;
-typedef struct dw_mailbox dw_mailbox;
-
-/* generation << 32 | slot; 0 names nothing. */
-typedef uint64_t dw_conn_id;
-
-/* Unique on its connection for the connection's life; 0 names nothing. */
-typedef uint32_t dw_watch_id;
-
-/* A set of reasons: bit 1 << DW_REASON_x. */
-typedef uint32_t dw_reason_mask;
-#define DW_MASK(reason) (1U << (reason))
-#define DW_MASK_GONE                                           \
-    (DW_MASK(DW_REASON_RESET) | DW_MASK(DW_REASON_TIMED_OUT) | \
-     DW_MASK(DW_REASON_OWNER_CLOSED))
-#define DW_MASK_ANY (DW_MASK_GONE | DW_MASK(DW_REASON_FIN))
-
 /* Who waits in the poller: a native thread of the watcher's, or the caller
  * through dw_watcher_fd and dw_watcher_poll. */
 enum dw_driver { DW_DRIVER_THREAD, DW_DRIVER_LOOP };
-
-/* One fired watch, as a mailbox delivers it. */
-typedef struct {
-    dw_conn_id conn;
-    dw_watch_id watch;
-    uint32_t reason;
-    uint64_t at_ns;  /* when the event was seen */
-    uint64_t cookie; /* the caller's own, from arm */
-} dw_event;
 
 /* What is known of a connection. */
 typedef struct {

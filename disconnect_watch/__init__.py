@@ -17,6 +17,7 @@ from disconnect_watch.errors import (
     StaleWatchError,
     UnsupportedSocketError,
 )
+from disconnect_watch.native import get_include
 from disconnect_watch.token import CancelToken, Reason
 from disconnect_watch.watcher import Connection, Watcher, attach, is_gone
 
@@ -32,6 +33,7 @@ __all__ = [
     "UnsupportedSocketError",
     "Watcher",
     "attach",
+    "get_include",
     "is_gone",
     "start_server",
     "start_unix_server",

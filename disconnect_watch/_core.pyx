@@ -12,6 +12,7 @@
 # garbage collector would have cleared by then in a cycle (test_token.py).
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
+from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 
 from disconnect_watch cimport _dw
@@ -401,3 +402,29 @@ cdef class Connection:
             "read connection of fd", self.fd,
         )
         return info.fd, info.seen, info.reason, info.unread, info.seen_ns, info.is_blind
+
+
+cdef _dw.dw_watcher *_watcher_of(object watcher, _dw.dw_flags **flags) except NULL:
+    cdef Watcher self = watcher
+    if self is None:
+        raise TypeError("expected a disconnect_watch.Watcher, got None")
+    if flags != NULL:
+        flags[0] = self.flags._flags
+    return self._watcher
+
+
+cdef int _flag_of(object token, _dw.dw_flags **flags, _dw.dw_flag *out) except -1:
+    cdef Flag self = token
+    if self is None:
+        raise TypeError("expected a disconnect_watch.CancelToken, got None")
+    if flags != NULL:
+        flags[0] = self.table._flags
+    out[0] = self._flag
+    return 0
+
+
+# A C static: it outlives the module object.
+cdef _dw.dw_api _api = _dw.dw_api_core
+_api.watcher_of = _watcher_of
+_api.flag_of = _flag_of
+_C_API = PyCapsule_New(&_api, _dw.DW_API_CAPSULE, NULL)

@@ -1,28 +1,38 @@
-# The C core's headers, in order, and only what _core.pyx uses of them.
+# The C core's headers, in order, and only what _core.pyx uses of them. What the public
+# header has is in native.pxd.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from disconnect_watch.native cimport (
+    DW_API_CAPSULE,
+    DW_ECLOSED,
+    DW_EFORKED,
+    DW_EINTR,
+    DW_ENOTSOCK,
+    DW_ESTALE,
+    DW_ETIMEDOUT,
+    DW_MASK_ANY,
+    DW_MASK_GONE,
+    DW_REASON_MAX,
+    dw_api,
+    dw_conn_id,
+    dw_event,
+    dw_flag,
+    dw_flag_load,
+    dw_flags,
+    dw_mailbox,
+    dw_reason,
+    dw_reason_mask,
+    dw_watch_id,
+    dw_watcher,
+)
+
 cdef extern from "dw_error.h" nogil:
-    int DW_ENOTSOCK
-    int DW_EEXIST
-    int DW_ESTALE
-    int DW_ECLOSED
-    int DW_EFORKED
-    int DW_ETIMEDOUT
-    int DW_EINTR
-    int DW_ENOTSUP
     const char *dw_strerror(int code) noexcept
 
 cdef extern from "dw_clock.h" nogil:
     uint64_t dw_clock_ns() noexcept
 
 cdef extern from "dw_flags.h" nogil:
-    enum dw_reason:
-        DW_REASON_MAX
-    ctypedef struct dw_flags:
-        pass
-    ctypedef struct dw_flag:
-        uint32_t slot
-        uint32_t generation
     ctypedef struct dw_flags_stats:
         uint64_t num_live
         uint64_t num_retired
@@ -43,7 +53,6 @@ cdef extern from "dw_flags.h" nogil:
     int dw_flag_ack(dw_flags *flags, dw_flag flag, uint32_t step) noexcept
     int dw_flag_acked(const dw_flags *flags, dw_flag flag, uint32_t *step) noexcept
     const uint32_t *dw_flag_address(const dw_flags *flags, uint32_t slot) noexcept
-    uint32_t dw_flag_load(const uint32_t *address) noexcept
     int dw_flags_wait(
         dw_flags *flags, const dw_flag *which, size_t num_which, int64_t timeout_ns
     ) noexcept
@@ -57,23 +66,9 @@ cdef extern from "dw_sock.h" nogil:
     int dw_sock_is_gone(int fd) noexcept
 
 cdef extern from "dw_watch.h" nogil:
-    uint32_t DW_MASK_GONE
-    uint32_t DW_MASK_ANY
-    ctypedef struct dw_watcher:
-        pass
-    ctypedef struct dw_mailbox:
-        pass
-    ctypedef uint64_t dw_conn_id
-    ctypedef uint32_t dw_watch_id
     enum dw_driver:
         DW_DRIVER_THREAD
         DW_DRIVER_LOOP
-    ctypedef struct dw_event:
-        dw_conn_id conn
-        dw_watch_id watch
-        uint32_t reason
-        uint64_t at_ns
-        uint64_t cookie
     ctypedef struct dw_conn_info:
         int fd
         uint32_t seen
@@ -114,3 +109,6 @@ cdef extern from "dw_watch.h" nogil:
     int dw_mailbox_drain(dw_mailbox *mailbox, dw_event *events, size_t max_events) noexcept
     void dw_mailbox_wake(dw_mailbox *mailbox) noexcept
     void dw_mailbox_close(dw_mailbox *mailbox) noexcept
+
+cdef extern from "dw_api.h" nogil:
+    const dw_api dw_api_core

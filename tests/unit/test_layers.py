@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "disconnect_watch"
 #: For each layer, by its first name below the package: the layers it may import.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "native": set(),
     "token": {"_core", "errors"},
     "watcher": {"_core", "errors", "token"},
     "aio": {"errors", "token", "watcher"},
@@ -25,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stress": {"errors"},
     "testing": {"errors", "token", "watcher", "aio"},
     "cli": {"errors", "engine", "server", "backends", "stress"},
-    "__init__": {"_core", "errors", "token", "watcher", "aio"},
+    "__init__": {"_core", "errors", "native", "token", "watcher", "aio"},
 }
 
 #: Modules of others that a layer knows nothing of.

@@ -24,6 +24,7 @@ PROMISED = {
     "UnsupportedSocketError",
     "Watcher",
     "attach",
+    "get_include",
     "is_gone",
     "start_server",
     "start_unix_server",
@@ -31,7 +32,7 @@ PROMISED = {
 }
 
 #: The layers that need nothing beyond the standard library, and so load everywhere.
-LIGHT = ["", ".errors", ".token", ".watcher", ".aio"]
+LIGHT = ["", ".errors", ".native", ".token", ".watcher", ".aio"]
 
 
 def test_package_exports_what_it_promises() -> None:
