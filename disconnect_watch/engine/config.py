@@ -141,8 +141,9 @@ class EngineConfig:
             less where the cache is smaller than that.
         dtype: of weights and cache: ``"auto"`` is float32, the fastest on a CPU whatever the
             checkpoint has.
-        num_threads: of torch within one operation; None leaves torch's setting alone. The setting
-            is the process's, not the engine's.
+        num_threads: of torch within one operation; None takes one for a model of fewer than
+            ``SMALL_MODEL`` parameters and leaves torch's setting alone for others. The setting is
+            the process's, not the engine's.
         step_log_size: how many of the last steps ``Engine.step_log`` remembers.
     """
 

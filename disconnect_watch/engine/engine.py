@@ -40,12 +40,16 @@ from disconnect_watch.engine.scheduler import ScheduledRow, Scheduler
 from disconnect_watch.engine.tokenizer import Tokenizer
 from disconnect_watch.token import CancelToken, Reason
 
-__all__ = ["DEFAULT_MODEL", "Engine"]
+__all__ = ["DEFAULT_MODEL", "SMALL_MODEL", "Engine"]
 
 logger = logging.getLogger(__name__)
 
 #: Directory of the small trained model that ships with the package.
 DEFAULT_MODEL = Path(__file__).parent / "tiny"
+
+#: Parameters below which one thread is enough: a second gains little, and on a busy machine
+#: each operation waits for the slower of the two, which has been seen to cost a factor of ten.
+SMALL_MODEL = 50_000_000
 
 
 class Engine:
@@ -69,8 +73,11 @@ class Engine:
         self.tokenizer = tokenizer
         self.step_log: deque[StepRecord] = deque(maxlen=config.step_log_size)
         self.layer_hook: Callable[[int, int], None] | None = None
-        if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
+        num_threads = config.num_threads
+        if num_threads is None and sum(p.numel() for p in model.parameters()) < SMALL_MODEL:
+            num_threads = 1
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
         dtype = model.embed_tokens.weight.dtype
         num_blocks, self.max_model_len = _size_cache(config, model.config, dtype)
         self._pool = BlockPool(num_blocks, block_size=config.block_size)

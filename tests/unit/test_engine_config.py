@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from disconnect_watch.engine import EngineConfig, ModelConfig
+from disconnect_watch.engine import DEFAULT_MODEL, Engine, EngineConfig, ModelConfig
 from disconnect_watch.engine.config import RopeScaling
 from disconnect_watch.engine.errors import CheckpointError
 from tests.support.engine import TINY_CONFIG, make_engine
@@ -137,3 +138,15 @@ def test_the_cache_takes_its_budget_or_what_all_requests_could_fill() -> None:
     assert budget.stats().num_blocks == 40
     plenty = make_engine(num_blocks=None, kv_cache_bytes=1 << 30)
     assert plenty.stats().num_blocks == 8 * 128 // 4
+
+
+def test_small_model_computes_on_one_thread_unless_told_otherwise() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        Engine.from_pretrained(DEFAULT_MODEL, EngineConfig(num_blocks=256, num_threads=2))
+        assert torch.get_num_threads() == 2
+        Engine.from_pretrained(DEFAULT_MODEL, EngineConfig(num_blocks=256))
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
