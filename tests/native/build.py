@@ -20,7 +20,8 @@ def compile_to(target: Path, source: Path, *flags: str) -> None:
     is_cpp = source.suffix == ".cpp"
     compiler = os.environ.get("CXX", "c++") if is_cpp else os.environ.get("CC", "cc")
     command = [compiler, "-std=c++17" if is_cpp else "-std=c11", "-O1", "-pthread"]
-    command += [f"-I{get_include()}", *flags, str(source), "-o", str(target)]
+    # Libraries, which are among the flags, come after what needs them.
+    command += [f"-I{get_include()}", str(source), *flags, "-o", str(target)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

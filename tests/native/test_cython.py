@@ -1,0 +1,76 @@
+"""Cython code that cimports the public declarations and waits without the GIL."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import disconnect_watch
+from disconnect_watch import CancelToken, Reason, Watcher
+from tests.native.build import HERE, build_module
+from tests.support.net import LEAVES, Pair, wait_until
+
+pytest.importorskip("Cython", reason="the example is compiled with Cython")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    folder = tmp_path_factory.mktemp("native")
+    source = folder / "example_cython.c"
+    packages = Path(disconnect_watch.__file__).parents[1]
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "cython", "-Werror", f"-I{packages}"),
+            *("-o", str(source), str(HERE / "example_cython.pyx")),
+        ],
+        check=True,
+    )
+    return build_module("example_cython", folder, source=source)
+
+
+def test_wait_ends_with_the_client(
+    example: ModuleType, watcher: Watcher, poller: str, pair: Pair, leave: str
+) -> None:
+    how = LEAVES[leave]
+    if (poller, pair.kind) in how.blind:
+        pytest.skip("unread bytes hide the peer from this poller")
+    if how.is_before:
+        pair.leave(leave)
+    ended: list[tuple[str, int]] = []
+    waiting = threading.Thread(
+        target=lambda: ended.append(
+            example.wait_for_either(watcher, pair.server.fileno(), CancelToken(), 10)
+        )
+    )
+    waiting.start()
+    if not how.is_before:
+        wait_until(lambda: watcher.stats().num_armed == 1)
+        pair.leave(leave)
+    waiting.join()
+    assert ended == [("client", how.reason.code)]
+
+
+def test_wait_ends_with_a_token_of_python(
+    example: ModuleType, watcher: Watcher, pair: Pair
+) -> None:
+    token = CancelToken()
+    canceller = threading.Thread(target=token.cancel)
+    canceller.start()
+    ended = example.wait_for_either(watcher, pair.server.fileno(), token, 10)
+    canceller.join()
+    assert ended == ("token", Reason.ABORTED.code)
+
+
+def test_wait_ends_by_itself_and_with_an_exception(
+    example: ModuleType, watcher: Watcher, pair: Pair
+) -> None:
+    with pytest.raises(TimeoutError, match="timed out"):
+        example.wait_for_either(watcher, pair.server.fileno(), CancelToken(), 0.001)
+    with pytest.raises(TypeError):
+        example.wait_for_either(None, 0, CancelToken(), 0)
+    assert watcher.stats().num_connections == 0
