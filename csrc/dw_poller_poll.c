@@ -77,12 +77,10 @@ static bool is_timed(enum fd_state state)
 static void set_state(dw_poller *poller, size_t i, enum fd_state state)
 {
     entry *it = &poller->entries[i];
-    if (is_timed(state) && !is_timed(it->state)) {
-        if (poller->num_timed++ == 0)
-            poller->look_ns = dw_clock_ns() + LOOK_EVERY_MS * NS_PER_MS;
-    } else if (!is_timed(state) && is_timed(it->state)) {
+    if (is_timed(it->state))
         poller->num_timed--;
-    }
+    if (is_timed(state))
+        poller->num_timed++;
     it->state = state;
     poller->polled[i].fd = state == DONE || state == DOUBTED ? -1 : it->fd;
     poller->polled[i].events = state == LOOKING ? POLLIN : 0;

@@ -68,7 +68,6 @@ static void handle(dw_watcher *watcher, const dw_poll_event *event,
             DW_SYNC_POINT("watch:event-fired");
         }
         dw_lock_release(&conn->lock);
-        DW_SYNC_POINT("watch:event-unlocked");
     }
     dw_mailbox_ring_all(owed);
     if (is_stale) {

@@ -171,3 +171,11 @@ void net_fill_error_queue(net_pair *net)
     struct pollfd polled = {.fd = net->server};
     WAIT_UNTIL(poll(&polled, 1, 0) == 1 && polled.revents == POLLERR);
 }
+
+void net_drain_error_queue(net_pair *net)
+{
+    char control[100];
+    struct msghdr message = {.msg_control = control,
+                             .msg_controllen = sizeof control};
+    CHECK_EQ(recvmsg(net->server, &message, MSG_ERRQUEUE), 0);
+}

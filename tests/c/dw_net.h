@@ -41,6 +41,7 @@ void net_fill(int fd);
 /* TCP: fills the server's error queue, which a poller shows as an error though
  * the socket has none. */
 void net_fill_error_queue(net_pair *pair);
+void net_drain_error_queue(net_pair *pair);
 
 /* Reads exactly so many bytes. */
 void net_receive(int fd, size_t num_bytes);

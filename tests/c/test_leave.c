@@ -7,6 +7,7 @@
 
 #include "dw_clock.h"
 #include "dw_fixture.h"
+#include "dw_sock.h"
 
 typedef struct {
     const char *label;
@@ -345,6 +346,78 @@ TEST_EACH(a_client_that_vanished_has_timed_out, watch_setup, setup, tcp_setups)
     UNTIL(&fx, fixture_reason(&fx, &w) != DW_REASON_NONE);
     CHECK_EQ(fixture_reason(&fx, &w), DW_REASON_TIMED_OUT);
     CHECK_EQ(net_try_receive(w.net.server), -ETIMEDOUT);
+    fixture_drop(&fx, &w);
+    fixture_close(&fx);
+}
+
+/* Nothing is under way: only a probe that nobody answers can tell. */
+TEST_EACH(an_idle_client_that_vanished_has_timed_out_by_keepalive, watch_setup,
+          setup, thread_setups)
+{
+    fixture fx;
+    fixture_open(&fx, setup);
+    watched w;
+    fixture_watch(&fx, &w);
+    int one = 1, fd = w.net.server;
+    const int names[] = {TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT};
+    CHECK(!setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one));
+    for (int i = 0; i < 3; i++)
+        CHECK(!setsockopt(fd, IPPROTO_TCP, names[i], &one, sizeof one));
+    net_vanish(w.net.client);
+    UNTIL(&fx, fixture_reason(&fx, &w) != DW_REASON_NONE);
+    CHECK_EQ(fixture_reason(&fx, &w), DW_REASON_TIMED_OUT);
+    CHECK_EQ(dw_sock_is_gone(fd), DW_REASON_TIMED_OUT);
+    fixture_drop(&fx, &w);
+    fixture_close(&fx);
+}
+
+TEST_EACH(the_owners_error_queue_is_no_leave_and_hides_none, watch_setup, setup,
+          tcp_setups)
+{
+    for (int is_drained = 0; is_drained < 2; is_drained++) {
+        fixture fx;
+        watched w;
+        fixture_open(&fx, setup);
+        fixture_watch(&fx, &w);
+        net_fill_error_queue(&w.net);
+        fixture_settle(&fx);
+        CHECK_EQ(fixture_info(&fx, &w).reason, DW_REASON_NONE);
+        CHECK_EQ(dw_sock_is_gone(w.net.server), DW_REASON_NONE);
+        if (is_drained)
+            net_drain_error_queue(&w.net);
+        net_leave(&w.net, LEAVE_HALF_CLOSE);
+        UNTIL(&fx, fixture_reason(&fx, &w) == DW_REASON_FIN);
+        CHECK_EQ(dw_sock_is_gone(w.net.server), DW_REASON_FIN);
+        net_leave(&w.net, LEAVE_RST);
+        UNTIL(&fx, fixture_info(&fx, &w).seen & DW_MASK(DW_REASON_RESET));
+        fixture_drop(&fx, &w);
+        fixture_close(&fx);
+    }
+}
+
+TEST_EACH(a_watch_armed_late_prefers_the_first_source, watch_setup, setup,
+          tcp_setups)
+{
+    fixture fx;
+    watched w, late;
+    dw_event events[16];
+    fixture_open(&fx, setup);
+    fixture_watch(&fx, &w);
+    late = w;
+    CHECK_EQ(dw_watcher_lost(fx.watcher, w.conn, DW_REASON_OWNER_CLOSED), 1);
+    net_leave(&w.net, LEAVE_HALF_CLOSE);
+    UNTIL(&fx, fixture_info(&fx, &w).seen & DW_MASK(DW_REASON_FIN));
+    CHECK_EQ(fixture_drain(&fx, events), 1);
+    CHECK_EQ(events[0].reason, DW_REASON_OWNER_CLOSED);
+
+    CHECK_EQ(fixture_arm(&fx, &late, DW_MASK_ANY, 0), 1);
+    CHECK_EQ(fixture_drain(&fx, events), 1);
+    CHECK_EQ(events[0].reason, DW_REASON_OWNER_CLOSED);
+    dw_flag_release(fx.flags, late.flag);
+    CHECK_EQ(fixture_arm(&fx, &late, DW_MASK(DW_REASON_FIN), 0), 1);
+    CHECK_EQ(fixture_drain(&fx, events), 1);
+    CHECK_EQ(events[0].reason, DW_REASON_FIN);
+    dw_flag_release(fx.flags, late.flag);
     fixture_drop(&fx, &w);
     fixture_close(&fx);
 }

@@ -1,5 +1,6 @@
 /* Fired watches on their way to one consumer. */
 #include "dw_fixture.h"
+#include "dw_gate.h"
 
 #define NUM_CLIENTS 10
 
@@ -162,4 +163,44 @@ TEST_EACH(a_mailbox_may_be_closed_after_its_watcher_was_freed, watch_setup,
     CHECK_EQ(fixture_drain(&fx, events), DW_ECLOSED);
     dw_mailbox_close(fx.mailbox);
     dw_flags_free(fx.flags);
+}
+
+TEST_EACH(a_drain_before_the_write_takes_it_from_nobody, watch_setup, setup,
+          thread_setups)
+{
+    dw_mailbox *second;
+    dw_watch_id id;
+    dw_event events[16];
+    watched w, other;
+    fixture fx;
+    fixture_open(&fx, setup);
+    CHECK_EQ(dw_mailbox_create(fx.watcher, &second), DW_OK);
+    fixture_attach(&fx, &w);
+    fixture_watch(&fx, &other);
+    CHECK_EQ(dw_watcher_arm(fx.watcher, w.conn, (dw_flag){0}, DW_MASK_ANY,
+                            fx.mailbox, 1, &id),
+             0);
+    CHECK_EQ(dw_watcher_arm(fx.watcher, w.conn, (dw_flag){0}, DW_MASK_ANY,
+                            second, 2, &id),
+             0);
+
+    /* The thread has posted to both and written to neither (see OWED in
+     * dw_mailbox.h). */
+    gate_close("mailbox:ring-owed");
+    net_leave(&w.net, LEAVE_FIN);
+    gate_wait("mailbox:ring-owed");
+    CHECK(!net_is_readable(dw_mailbox_fd(fx.mailbox)));
+    CHECK_EQ(dw_mailbox_drain(fx.mailbox, events, 16), 1);
+    CHECK_EQ(dw_watcher_lost(fx.watcher, other.conn, DW_REASON_RESET), 1);
+    gate_open("mailbox:ring-owed");
+    WAIT_UNTIL(net_is_readable(dw_mailbox_fd(fx.mailbox)));
+    WAIT_UNTIL(net_is_readable(dw_mailbox_fd(second)));
+    CHECK_EQ(dw_mailbox_drain(fx.mailbox, events, 16), 1);
+    CHECK_EQ(events[0].reason, DW_REASON_RESET);
+    CHECK_EQ(dw_mailbox_drain(second, events, 16), 1);
+    CHECK_EQ(events[0].cookie, 2);
+    fixture_drop(&fx, &w);
+    fixture_drop(&fx, &other);
+    dw_mailbox_close(second);
+    fixture_close(&fx);
 }

@@ -350,6 +350,32 @@ TEST_EACH(an_error_that_ends_nothing_is_reported_once, poller_case, param,
     finish(&s);
 }
 
+TEST(poll_goes_back_to_sleep_once_the_doubt_is_gone)
+{
+    setup s;
+    start(&s, &pollers[1]);
+    net_pair net = net_open(NET_TCP);
+    net_fill_error_queue(&net);
+    CHECK_EQ(s.ops->add(s.poller, net.server, 1), DW_OK);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(wait_ms(&s, -1), 1);
+        CHECK_EQ(s.events[0].bits, DW_POLL_ERR);
+        s.ops->recheck(s.poller, net.server, 1);
+    }
+    net_drain_error_queue(&net);
+    CHECK_EQ(wait_ms(&s, 50), 0);
+    long before = num_sleeps();
+    CHECK_EQ(wait_ms(&s, 200), 0);
+    CHECK(num_sleeps() - before < 5);
+    /* And it still sees. */
+    net_send(net.client, 1);
+    CHECK_EQ(wait_ms(&s, -1), 1);
+    CHECK_EQ(s.events[0].bits, DW_POLL_BLIND);
+    s.ops->remove(s.poller, net.server, 1);
+    net_close(&net);
+    finish(&s);
+}
+
 TEST(poll_keeps_no_timer_for_what_was_removed)
 {
     setup s;
