@@ -271,6 +271,29 @@ TEST_EACH(after_remove_the_owners_close_is_the_last, poller_case, param,
     finish(&s);
 }
 
+TEST_EACH(ticks_come_beside_events_until_they_are_called_off, poller_case,
+          param, pollers)
+{
+    setup s;
+    start(&s, param);
+    CHECK_EQ(s.ops->set_tick(s.poller, 0), DW_OK);
+    CHECK_EQ(s.ops->add(s.poller, s.fds[0], 7), DW_OK);
+    CHECK_EQ(s.ops->set_tick(s.poller, 60000), DW_OK);
+    CHECK_EQ(s.ops->wait(s.poller, s.events, MAX_EVENTS, 0), 0);
+    CHECK_EQ(s.ops->set_tick(s.poller, 20), DW_OK);
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQ(s.ops->wait(s.poller, s.events, MAX_EVENTS, 10000), 1);
+        CHECK(s.events[0].key == DW_POLL_TICK);
+        CHECK_EQ(s.events[0].bits, 0);
+    }
+    CHECK_EQ(s.ops->set_tick(s.poller, 0), DW_OK);
+    CHECK_EQ(s.ops->wait(s.poller, s.events, MAX_EVENTS, 60), 0);
+    shutdown(s.fds[1], SHUT_WR);
+    CHECK_EQ(s.ops->wait(s.poller, s.events, MAX_EVENTS, 10000), 1);
+    CHECK_EQ(s.events[0].key, 7);
+    finish(&s);
+}
+
 TEST(bytes_do_not_wake_epoll_and_hide_nothing_from_it)
 {
     setup s;
