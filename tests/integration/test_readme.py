@@ -16,8 +16,10 @@ README = Path(__file__).parents[2] / "README.md"
 PORT = 8888
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
+def drop_in_source() -> str:
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    (source,) = (block for block in blocks if "asyncio.run(main())" in block)
+    return str(source)
 
 
 def is_listening() -> bool:
@@ -31,9 +33,8 @@ def drop_in() -> Iterator[subprocess.Popen[str]]:
     """The README's server in a process of its own, listening."""
     if is_listening():
         pytest.skip(f"port {PORT} of the README's example is taken")
-    (source,) = (block for block in blocks("python") if "start_server" in block)
     with subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", source],
+        [sys.executable, "-W", "error", "-c", drop_in_source()],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -62,7 +63,6 @@ def test_drop_in_example_serves_who_stays_and_stops_for_who_leaves(
 
 
 def test_drop_in_example_fits_on_the_first_screen() -> None:
-    (source,) = (block for block in blocks("python") if "start_server" in block)
-    assert len([line for line in source.splitlines() if line]) <= 20
+    assert len([line for line in drop_in_source().splitlines() if line]) <= 20
     assert "make serve" in README.read_text()[:1200]
     assert "make test" in README.read_text()[:1200]
