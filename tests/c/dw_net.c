@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "dw_test.h"
+#include "dw_check.h"
 
 static net_pair open_inet(int family)
 {
