@@ -15,9 +15,13 @@ that the peer left, and both are needed:
 What the owner does himself is no leave. Once ``close()`` was called on the
 transport, news of the peer's FIN, which is his answer to ours, disturbs nobody;
 an error that ends the connection arrives with ``connection_lost``. A TLS transport
-closes itself when the peer does, on uvloop without a word to the protocol, so there
-``is_closing`` says nothing: ``close`` is shadowed too, on the stream and on the
-transport if it takes an attribute, and an end without it is the peer's.
+closes itself when the peer does, on uvloop without another word to the protocol, so
+there ``close`` is shadowed too, on the stream and on the transport if it takes an
+attribute; an end without it is the peer's.
+
+Which way the peer left may depend on who looked first: once the owner has taken the
+error of a reset, the kernel shows the rest like an orderly end, and the watcher says
+FIN.
 """
 
 import asyncio
@@ -111,7 +115,7 @@ class LoopConnection:
             self.note_closer(transport)
 
     def note_closer(self, closer: asyncio.Transport | asyncio.StreamWriter) -> None:
-        """Know of the owner's own ``close``, where ``is_closing`` will not tell it apart."""
+        """Know of the owner's own ``close``, where the end alone will not tell it apart."""
         attributes: dict[str, Any] | None = getattr(closer, "__dict__", None)
         if not self._is_tls or attributes is None:
             return
@@ -153,14 +157,9 @@ class LoopConnection:
         """Whether the news is of the peer's own leaving, and not the echo of our close."""
         if reason is Reason.OWNER_CLOSED:
             return False
-        if not self._is_closed_by_owner():
+        if self.transport is None or not self.transport.is_closing():
             self.has_peer_left = True
         return self.has_peer_left
-
-    def _is_closed_by_owner(self) -> bool:
-        if self._is_tls:
-            return self._was_closed
-        return self.transport is not None and self.transport.is_closing()
 
     def end_of_stream(self) -> None:
         """The owner read the peer's FIN."""
@@ -179,8 +178,8 @@ class LoopConnection:
         with contextlib.suppress(ClosedError):
             self.mailbox.lost(self.conn, reason)
         if reason is not Reason.OWNER_CLOSED:
-            # The watcher may have told it before, while the transport was closing on
-            # this very error, which is_leave could not know then.
+            # The watcher may have told it before, while the transport was closing for
+            # this very reason, which is_leave could not know then.
             at_ns = time.monotonic_ns()
             for block in tuple(self._blocks):
                 block.on_leave(reason, at_ns)

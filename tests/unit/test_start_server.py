@@ -10,6 +10,7 @@ import pytest
 
 import disconnect_watch as dw
 from disconnect_watch import ClientDisconnected, Reason, Watcher, start_server, watch
+from disconnect_watch.aio._server import _Reader
 from disconnect_watch.watcher import default_watcher
 from tests.support.loops import LoopRunner
 from tests.support.net import dial, listener, open_fds, reset, transport_of, until
@@ -81,6 +82,11 @@ LEAVING: dict[str, Callable[[socket.socket], None]] = {
 }
 
 
+async def hear(client: socket.socket, way: str) -> bytes:
+    """Wait for one byte, and take it unless a reset needs it: unread, it makes one of a FIN."""
+    return await asyncio.to_thread(client.recv, 1, socket.MSG_PEEK if way == "rst" else 0)
+
+
 @pytest.mark.parametrize("way", LEAVING)
 def test_handler_that_computes_is_cancelled_when_its_client_leaves(
     run: LoopRunner, kind: str, way: str
@@ -95,7 +101,7 @@ def test_handler_that_computes_is_cancelled_when_its_client_leaves(
         async with serving(handler, kind) as connect:
             client = connect()
             client.sendall(b"prompt\n")
-            assert await asyncio.to_thread(client.recv, 1, socket.MSG_PEEK) == b"."
+            assert await hear(client, way) == b"."
             LEAVING[way](client)
             await until(lambda: handler.ends)
             assert handler.ends == [asyncio.CancelledError]
@@ -162,6 +168,20 @@ async def read_until_at_eof(reader: asyncio.StreamReader) -> bytes:
     while not reader.at_eof():
         data += await reader.read(3)
     return data
+
+
+def test_at_eof_tells_the_end_as_a_read_does(run: LoopRunner) -> None:
+    async def main() -> None:
+        reader = _Reader()
+        reader.feed_data(b"all")
+        reader.feed_eof()
+        assert await reader.read(3) == b"all"
+        ends = [reader.was_end_read]
+        assert reader.at_eof()
+        ends.append(reader.was_end_read)
+        assert ends == [False, True]
+
+    run(main)
 
 
 def test_end_that_cuts_a_message_short_is_the_handlers_business(run: LoopRunner) -> None:
@@ -325,7 +345,7 @@ def test_owner_that_reads_the_end_first_is_the_second_source(run: LoopRunner, wa
         handler = Handler(body)
         async with serving(handler, watcher=deaf) as connect:
             client = connect()
-            await asyncio.to_thread(client.recv, 1, socket.MSG_PEEK)
+            await hear(client, way)
             LEAVING[way](client)
             await until(lambda: handler.ends)
             assert handler.ends == [asyncio.CancelledError]

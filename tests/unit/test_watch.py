@@ -22,7 +22,7 @@ from disconnect_watch import (
     Watcher,
     watch,
 )
-from disconnect_watch.aio import Watch
+from disconnect_watch.aio import Watch, loop_mailbox
 from disconnect_watch.watcher import default_watcher
 from tests.support.loops import LoopRunner
 from tests.support.net import (
@@ -98,7 +98,9 @@ def test_leave_is_seen_while_the_transport_reads_or_pauses(
                     if not how.is_before:
                         pair.leave(leave)
                     await forever()
-            assert caught.value.reason is how.reason
+            # Where the transport took the reset's error first, the kernel shows an end.
+            allowed = {how.reason} if pause_reading else {how.reason, Reason.FIN}
+            assert caught.value.reason in allowed
 
     run(main)
 
@@ -505,7 +507,9 @@ def test_full_stream_reader_is_not_resumed(run: LoopRunner, tcp: Pair) -> None:
                     sent += tcp.client.send(chunk)
                 return not transport_of(writer).is_reading()
 
-            await until(is_full)
+            async with watch(writer):
+                pass
+            await until(is_full)  # its own flow control works after a pause of ours
             async with watch(writer):
                 await asyncio.sleep(0)
             assert not transport_of(writer).is_reading()
@@ -737,10 +741,13 @@ def test_protocol_without_attributes_is_attached_for_each_block(run: LoopRunner)
         loop = asyncio.get_running_loop()
         with connected() as pair:
             transport, protocol = await loop.create_connection(Slotted, sock=pair.server)
+            mailbox = loop_mailbox()
             async with watch(transport):
+                (connection,) = mailbox.connections.values()
                 assert default_watcher().stats().num_connections == 1
                 async with watch(transport):
                     pair.client.sendall(b"later")
+            assert not connection.conn.is_attached
             assert default_watcher().stats().num_connections == 0
             await until(lambda: protocol.data == b"later")
             with pytest.raises(UnsupportedSocketError, match="Slotted"):

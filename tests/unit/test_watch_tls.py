@@ -72,7 +72,10 @@ def test_leave_under_tls_ends_the_block(run: LoopRunner, way: str, pause_reading
                 async with watch(writer, pause_reading=pause_reading):
                     client.leave(way)
                     await forever()
-            assert caught.value.reason is (Reason.RESET if way == "rst" else Reason.FIN)
+            # The transport below reads on, and may take the reset's error before us.
+            assert caught.value.reason in (
+                {Reason.RESET, Reason.FIN} if way == "rst" else {Reason.FIN}
+            )
             assert default_watcher().stats().num_armed == 0
 
     run(main)
