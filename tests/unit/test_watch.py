@@ -678,6 +678,21 @@ def test_wrong_targets_are_named(run: LoopRunner) -> None:
     run(main)
 
 
+def test_transport_that_cannot_be_paused_leaves_nothing_armed(tcp: Pair) -> None:
+    async def main() -> None:
+        def refuse() -> None:
+            raise RuntimeError("not now")
+
+        async with streams(tcp) as (_, writer):
+            vars(writer.transport)["pause_reading"] = refuse
+            with pytest.raises(RuntimeError, match="not now"):
+                async with watch(writer):
+                    pass
+            assert default_watcher().stats().num_armed == 0
+
+    LoopRunner("asyncio")(main)  # uvloop's transports take no attribute
+
+
 def test_plain_socket_watched_twice_is_attached_once(run: LoopRunner, pair: Pair) -> None:
     async def main() -> None:
         with pytest.raises(ClientDisconnected):
