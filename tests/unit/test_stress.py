@@ -92,9 +92,9 @@ def test_index_goes_into_the_line_and_into_what_is_expected() -> None:
     assert exchange.request(7, leaves=False) == b"hello 7\n"
     answer = exchange.answer(7)
     answer.feed(b"HELLO")
-    assert not answer.is_complete
+    assert (answer.num_pieces, answer.is_complete) == (0, False)
     answer.feed(b" 7\r\n")
-    assert answer.is_complete
+    assert (answer.num_pieces, answer.is_complete) == (1, True)
     with pytest.raises(WrongAnswerError, match="not what it must be"):
         exchange.answer(8).feed(b"HELLO 7\n")
 
