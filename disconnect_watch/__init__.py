@@ -8,7 +8,7 @@ except ImportError as error:
         "run 'make build' in a checkout, or 'pip install --force-reinstall disconnect-watch'"
     ) from error
 
-from disconnect_watch.aio import start_server, start_unix_server, watch
+from disconnect_watch.aio import grace, start_server, start_unix_server, watch
 from disconnect_watch.errors import (
     ClientDisconnected,
     ClosedError,
@@ -34,6 +34,7 @@ __all__ = [
     "Watcher",
     "attach",
     "get_include",
+    "grace",
     "is_gone",
     "start_server",
     "start_unix_server",

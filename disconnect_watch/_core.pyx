@@ -401,7 +401,81 @@ cdef class Connection:
             _dw.dw_watcher_info(self.watcher._watcher, self._conn, &info),
             "read connection of fd", self.fd,
         )
-        return info.fd, info.seen, info.reason, info.unread, info.seen_ns, info.is_blind
+        return (
+            info.fd,
+            info.seen,
+            info.reason,
+            info.unread,
+            info.seen_ns,
+            info.is_blind,
+            info.vanish_bound_ms,
+        )
+
+    @property
+    def reason_code(self):
+        return _check(
+            _dw.dw_watcher_reason(self.watcher._watcher, self._conn),
+            "read connection of fd", self.fd,
+        )
+
+    def set_vanish_ms(self, uint32_t after_ms):
+        _check(
+            _dw.dw_watcher_set_vanish(self.watcher._watcher, self._conn, after_ms),
+            "look for silence on fd", self.fd,
+        )
+
+    def set_probing(self, bint is_on):
+        """After a FIN: find out whether the peer only shut its sending side.
+
+        Asks by TCP keepalive each second, without a byte; a peer that closed is
+        RESET once its kernel has forgotten the connection (``tcp_fin_timeout``, a
+        minute on Linux). Over AF_UNIX the kernel tells at once.
+
+        Raises:
+            StaleWatchError: the connection was detached.
+            OSError: EBADF, the owner closed the socket without ``detach``.
+
+        Threads: any.
+
+        Source: ``dw_watch.h``; RFC 9293, 3.8.4.
+        """
+        _check(
+            _dw.dw_watcher_set_probing(self.watcher._watcher, self._conn, is_on),
+            "probe the peer of fd", self.fd,
+        )
+
+    def unblind(self, int num_bytes):
+        """Make room in the receive buffer for a FIN behind ``num_bytes`` unread bytes.
+
+        For while the owner does not read: until ``reblind``, reading waits for that
+        many bytes. Only TCP has a window to open; elsewhere nothing happens.
+
+        Args:
+            num_bytes: at least 1; the kernel caps it at half of tcp_rmem's maximum.
+
+        Raises:
+            StaleWatchError: the connection was detached.
+            OSError: EBADF, the owner closed the socket without ``detach``; EINVAL.
+
+        Threads: any.
+
+        Source: ``SO_RCVLOWAT`` in socket(7).
+        """
+        _check(
+            _dw.dw_watcher_unblind(self.watcher._watcher, self._conn, num_bytes),
+            "unblind fd", self.fd,
+        )
+
+    def reblind(self):
+        """Let the owner read again as before ``unblind``; the buffer stays as large.
+
+        Raises: as ``unblind``.
+
+        Threads: any.
+        """
+        _check(
+            _dw.dw_watcher_reblind(self.watcher._watcher, self._conn), "reblind fd", self.fd
+        )
 
 
 cdef _dw.dw_watcher *_watcher_of(object watcher, _dw.dw_flags **flags) except NULL:

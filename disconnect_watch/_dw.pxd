@@ -76,6 +76,7 @@ cdef extern from "dw_watch.h" nogil:
         int64_t unread
         uint64_t seen_ns
         bint is_blind
+        uint32_t vanish_bound_ms
     ctypedef struct dw_watcher_stats:
         const char *poller
         dw_driver driver
@@ -101,6 +102,13 @@ cdef extern from "dw_watch.h" nogil:
     int dw_watcher_disarm(dw_watcher *watcher, dw_conn_id conn, dw_watch_id watch) noexcept
     int dw_watcher_lost(dw_watcher *watcher, dw_conn_id conn, int reason) noexcept
     int dw_watcher_info(dw_watcher *watcher, dw_conn_id conn, dw_conn_info *out) noexcept
+    int dw_watcher_reason(dw_watcher *watcher, dw_conn_id conn) noexcept
+    int dw_watcher_set_vanish(
+        dw_watcher *watcher, dw_conn_id conn, uint32_t after_ms
+    ) noexcept
+    int dw_watcher_set_probing(dw_watcher *watcher, dw_conn_id conn, bint is_on) noexcept
+    int dw_watcher_unblind(dw_watcher *watcher, dw_conn_id conn, int num_bytes) noexcept
+    int dw_watcher_reblind(dw_watcher *watcher, dw_conn_id conn) noexcept
     int dw_watcher_fd(const dw_watcher *watcher) noexcept
     int dw_watcher_poll(dw_watcher *watcher, int timeout_ms) noexcept
     void dw_watcher_read_stats(dw_watcher *watcher, dw_watcher_stats *out) noexcept

@@ -38,6 +38,7 @@ class HalfCloseOption(StrEnum):
     """What a client's FIN means, see ``adapters.uvicorn.HttpTools``."""
 
     DISCONNECT = "disconnect"
+    PROBE = "probe"
     IGNORE = "ignore"
 
 
@@ -81,7 +82,7 @@ def serve(
         float, typer.Option(min=0, help="Seconds that running requests get at a shutdown.")
     ] = 5.0,
     half_close: Annotated[
-        HalfCloseOption, typer.Option(help="What a client's FIN means: it left, or nothing.")
+        HalfCloseOption, typer.Option(help="What a client's FIN means: left, find out, nothing.")
     ] = HalfCloseOption.DISCONNECT,
     max_queue: Annotated[int, typer.Option(min=1, help="Requests that may wait.")] = 1024,
     max_num_seqs: Annotated[

@@ -15,6 +15,7 @@ from disconnect_watch.token import REASONS, Reason, flag_table, reason_of
 
 __all__ = [
     "MASK_ANY",
+    "MASK_FIN",
     "MASK_GONE",
     "Connection",
     "ConnectionInfo",
@@ -31,6 +32,8 @@ __all__ = [
 MASK_ANY = _core.MASK_ANY
 #: Every way but a FIN: for those who serve half-closed clients.
 MASK_GONE = _core.MASK_GONE
+#: A FIN alone: a leave, or a half-close.
+MASK_FIN = MASK_ANY & ~MASK_GONE
 
 
 class HasFileno(Protocol):
@@ -58,7 +61,9 @@ class ConnectionInfo:
         seen: all reasons told so far.
         unread_bytes: in the receive queue when the FIN was seen; None if unknown.
         seen_ns: when the first source spoke, ``time.monotonic_ns``; 0 while it lasts.
-        is_blind: unread bytes hide the peer from this poller.
+        is_blind: a leave may be hidden now: unread bytes stop this poller's look, or
+            the receive window is closed, and no FIN behind more can come in.
+        vanish_bound: seconds, see ``Connection.set_vanish_after``; None if off.
     """
 
     fd: int
@@ -67,6 +72,7 @@ class ConnectionInfo:
     unread_bytes: int | None
     seen_ns: int
     is_blind: bool
+    vanish_bound: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,8 @@ class WatcherStats:
         driver: "thread" or "loop".
         num_connections: attached.
         num_armed: watches armed and not fired.
-        num_blind: connections that unread bytes hide from the poller.
+        num_blind: connections whose leave may be hidden now, see ``ConnectionInfo``;
+            the receive window is asked about where a watch is armed.
         num_fired: watches that fired.
         num_stale_events: events of connections that were detached before.
         num_second_sources: ends that were told again by another source.
@@ -108,9 +115,11 @@ class Watcher(_core.Watcher):
     Args:
         poller: "epoll", "poll" (portable; blind behind unread bytes), or "auto".
         driver: "thread" or "loop" (which needs epoll).
+        vanish_after: seconds, for every connection that asks for no other; see
+            ``Connection.set_vanish_after``. None looks for no silence.
 
     Raises:
-        ValueError: no such poller or driver.
+        ValueError: no such poller or driver, or no bound that can be kept.
         OSError: the running kernel cannot do it (EOPNOTSUPP), or no fd is left.
 
     Threads: every method may be called from any thread.
@@ -119,17 +128,27 @@ class Watcher(_core.Watcher):
     _pid: int
     _is_closed: bool
     _made_at: str
+    #: What ``attach`` sets where it is given none, seconds.
+    vanish_after: float | None
 
-    def __new__(cls, *, poller: str = "auto", driver: Literal["thread", "loop"] = "thread") -> Self:
+    def __new__(
+        cls,
+        *,
+        poller: str = "auto",
+        driver: Literal["thread", "loop"] = "thread",
+        vanish_after: float | None = None,
+    ) -> Self:
         if poller not in ("auto", "epoll", "poll"):
             raise ValueError(f"poller {poller!r}: must be 'auto', 'epoll' or 'poll'")
         if driver not in ("thread", "loop"):
             raise ValueError(f"driver {driver!r}: must be 'thread' or 'loop'")
+        vanish_ms(vanish_after)
         self = super().__new__(
             cls, flag_table(), None if poller == "auto" else poller, driver == "loop"
         )
         self._pid = os.getpid()
         self._is_closed = False
+        self.vanish_after = vanish_after
         maker = sys._getframe(1)
         self._made_at = f"{maker.f_code.co_filename}:{maker.f_lineno}"
         return self
@@ -144,21 +163,29 @@ class Watcher(_core.Watcher):
         """Whether this is the copy that a forked child inherited, which cannot be used."""
         return self._pid != os.getpid()
 
-    def attach(self, sock: HasFileno | int) -> "Connection":
+    def attach(self, sock: HasFileno | int, *, vanish_after: float | None = None) -> "Connection":
         """Watch a connection from now until its ``detach``.
 
-        The fd is borrowed: detach before you close it.
+        The fd is borrowed: detach before you close it. Of the write end of a pipe
+        the reader's leaving is RESET: the next write would raise BrokenPipeError.
 
         Args:
-            sock: a connected stream socket, or its fd.
+            sock: a connected stream socket, the write end of a pipe, or the fd.
+            vanish_after: see ``Connection.set_vanish_after``; None for the watcher's.
 
         Raises:
-            UnsupportedSocketError: closed, or no connected stream socket.
+            UnsupportedSocketError: closed, or neither of these.
+            ValueError: vanish_after is no bound that can be kept.
             FileExistsError: this fd is attached already.
             ClosedError: the watcher was closed.
             ForkedError: the watcher was made before a fork.
         """
-        return Connection(self, fd_of(sock))
+        bound = self.vanish_after if vanish_after is None else vanish_after
+        vanish_ms(bound)
+        conn = Connection(self, fd_of(sock))
+        if bound is not None:
+            conn.set_vanish_after(bound)
+        return conn
 
     def mailbox(self) -> "Mailbox":
         """A place where fired watches wait for one consumer."""
@@ -257,7 +284,7 @@ class Connection(_core.Connection):
     @property
     def reason(self) -> Reason | None:
         """How the peer left, as told by the first source; None while it is there."""
-        return reason_of(self.read_info()[2])
+        return reason_of(self.reason_code)
 
     def info(self) -> ConnectionInfo:
         """All that is known of the connection.
@@ -265,7 +292,7 @@ class Connection(_core.Connection):
         Raises:
             StaleWatchError: it was detached.
         """
-        fd, seen, code, unread, seen_ns, is_blind = self.read_info()
+        fd, seen, code, unread, seen_ns, is_blind, bound_ms = self.read_info()
         return ConnectionInfo(
             fd=fd,
             reason=reason_of(code),
@@ -273,7 +300,34 @@ class Connection(_core.Connection):
             unread_bytes=None if unread < 0 else unread,
             seen_ns=seen_ns,
             is_blind=is_blind,
+            vanish_bound=bound_ms / 1000 if bound_ms else None,
         )
+
+    def set_vanish_after(self, seconds: float | None) -> None:
+        """Take a peer for gone that vanished without a word: TIMED_OUT.
+
+        It has vanished when probes or retransmissions went unanswered, and nothing at
+        all was heard, for ``seconds``. A peer that answers and merely does not read is
+        never taken for gone. Looked for while a watch is armed; over TCP only, since
+        no other peer can vanish. Sets keepalive options of the socket, which ``detach``
+        puts back.
+
+        The worst case, counted from the peer's last segment or from ``arm``, is
+        ``info().vanish_bound``: an eighth more than ``seconds``. Before Linux 6.15 it is
+        at least 135 s, because the kernel's questions back off to two minutes there
+        while bytes wait to be sent.
+
+        Args:
+            seconds: 2 to 86,400, or None to look no more.
+
+        Raises:
+            ValueError: no such bound.
+            StaleWatchError: the connection was detached.
+            OSError: EBADF, the owner closed the socket without ``detach``.
+
+        Source: tcp(7), TCP_KEEPIDLE and TCP_INFO.
+        """
+        self.set_vanish_ms(vanish_ms(seconds))
 
     def lost(self, reason: Reason = Reason.OWNER_CLOSED) -> bool:
         """Say that the connection ended, as its owner knows it.
@@ -302,6 +356,19 @@ class Connection(_core.Connection):
         traceback: TracebackType | None,
     ) -> None:
         self.detach()
+
+
+def vanish_ms(vanish_after: float | None) -> int:
+    """The bound in milliseconds as the core takes it, 0 for None.
+
+    Raises:
+        ValueError: it is shorter than two rounds of keepalive, or longer than a day.
+    """
+    if vanish_after is None:
+        return 0
+    if not 2 <= vanish_after <= 86_400:
+        raise ValueError(f"vanish_after {vanish_after!r}: must be 2 to 86400 seconds, or None")
+    return round(vanish_after * 1000)
 
 
 def fd_of(sock: HasFileno | int) -> int:
@@ -335,9 +402,9 @@ def default_watcher() -> Watcher:
         return _default
 
 
-def attach(sock: HasFileno | int) -> Connection:
+def attach(sock: HasFileno | int, *, vanish_after: float | None = None) -> Connection:
     """Watch a connection with the process-wide watcher; see ``Watcher.attach``."""
-    return default_watcher().attach(sock)
+    return default_watcher().attach(sock, vanish_after=vanish_after)
 
 
 def is_gone(sock: HasFileno | int) -> Reason | None:
@@ -347,7 +414,8 @@ def is_gone(sock: HasFileno | int) -> Reason | None:
         How the peer left, or None while nothing says so.
 
     Raises:
-        UnsupportedSocketError: closed, or no connected stream socket.
+        UnsupportedSocketError: closed, or neither a connected stream socket nor the
+            write end of a pipe.
 
     Threads: any.
     """

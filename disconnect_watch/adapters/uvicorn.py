@@ -28,21 +28,26 @@ cycle, and the cycle's ``disconnected``, ``message_event`` and ``response_comple
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from disconnect_watch.adapters import LEAVES, TOKEN_KEY
+from disconnect_watch.adapters._http_probe import HttpProbe
 from disconnect_watch.aio import LoopMailbox, loop_mailbox
 from disconnect_watch.aio._connection import reason_of_error
+from disconnect_watch.aio._policy import HalfClose, policy
 from disconnect_watch.errors import ClientDisconnected, DisconnectWatchError
 from disconnect_watch.token import CancelToken, Reason
 from disconnect_watch.watcher import (
     MASK_ANY,
+    MASK_FIN,
     MASK_GONE,
     Connection,
     Watcher,
@@ -50,8 +55,6 @@ from disconnect_watch.watcher import (
 )
 
 __all__ = ["HalfClose", "HttpTools", "http_tools"]
-
-HalfClose = Literal["disconnect", "ignore"]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -63,12 +66,35 @@ logger = logging.getLogger(__name__)
 class Exchange:
     """One request that is being answered: uvicorn's cycle, our token and its watch."""
 
-    __slots__ = ("cycle", "token", "watch_id")
+    __slots__ = ("cycle", "fin_watch_id", "probe", "token", "watch_id")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self.cycle = cycle
         self.token = CancelToken()
         self.watch_id = 0
+        self.fin_watch_id = 0
+        self.probe = HttpProbe()
+
+
+class UnblindingFlow(FlowControl):
+    """uvicorn's flow control, which lets FINs in behind what it does not read."""
+
+    def __init__(
+        self, transport: asyncio.Transport, connection: Connection, num_bytes: int
+    ) -> None:
+        super().__init__(transport)
+        self._connection = connection
+        self._num_bytes = num_bytes
+
+    def pause_reading(self) -> None:
+        super().pause_reading()
+        with contextlib.suppress(DisconnectWatchError, OSError):  # not watched any more
+            self._connection.unblind(self._num_bytes)
+
+    def resume_reading(self) -> None:
+        with contextlib.suppress(DisconnectWatchError, OSError):
+            self._connection.reblind()
+        super().resume_reading()
 
 
 class HttpTools(HttpToolsProtocol):
@@ -80,12 +106,20 @@ class HttpTools(HttpToolsProtocol):
     Attributes:
         half_close: what a FIN means. "disconnect": the client left, as nginx, Triton
             and uvicorn take it. "ignore": it may still read (``nc -N``); its requests
-            are answered, and only a reset cancels them. Not under TLS, where asyncio
-            closes the transport at the FIN.
+            are answered, and only a reset cancels them. "probe": find out which, by
+            keepalive and, to an HTTP/1.1 client, by 100 Continue before the response
+            head or a comment line inside an event stream. Neither under TLS, where
+            asyncio closes the transport at the FIN.
+        vanish_after: seconds, see ``Connection.set_vanish_after``; None for the
+            watcher's.
+        unblind: bytes; while uvicorn reads no more of a connection, a FIN is seen
+            behind so many. None leaves the receive buffer alone.
         watcher: who watches; None for the process-wide one.
     """
 
     half_close: ClassVar[HalfClose] = "disconnect"
+    vanish_after: ClassVar[float | None] = None
+    unblind: ClassVar[int | None] = None
     watcher: ClassVar[Watcher | None] = None
 
     def __init__(
@@ -107,13 +141,17 @@ class HttpTools(HttpToolsProtocol):
         super().connection_made(transport)
         watcher = self.watcher or default_watcher()
         try:
-            self._connection = watcher.attach(transport.get_extra_info("socket").fileno())
+            self._connection = watcher.attach(
+                transport.get_extra_info("socket").fileno(), vanish_after=self.vanish_after
+            )
         except (DisconnectWatchError, OSError) as error:
             # The connection is served all the same, with connection_lost as the
             # only source of a disconnect.
             logger.warning("cannot watch the connection of %s: %s", self.client, error)
         else:
             self._mailbox = loop_mailbox(watcher)
+            if self.unblind is not None:
+                self.flow = UnblindingFlow(transport, self._connection, self.unblind)
 
     def connection_lost(self, exc: Exception | None) -> None:
         reason = self._reason_of_loss(exc)
@@ -128,7 +166,7 @@ class HttpTools(HttpToolsProtocol):
         """Keep the transport open for answers to a half-closed client, if that is the policy."""
         self._has_eof = True
         is_busy = self.cycle is not None and not self.cycle.response_complete
-        return self.half_close == "ignore" and is_busy
+        return self.half_close != "disconnect" and is_busy
 
     def handle_websocket_upgrade(self) -> None:
         # The transport goes to another protocol, whose connection_lost is not ours.
@@ -153,6 +191,7 @@ class HttpTools(HttpToolsProtocol):
             if is_last and self._exchange is exchange and not self.flow.write_paused:
                 self._end_exchange()
             await send(message)
+            exchange.probe.sent(message)
 
         try:
             if not exchange.token.cancelled:
@@ -176,6 +215,10 @@ class HttpTools(HttpToolsProtocol):
             self._peer_left_at,
             mask=MASK_ANY if self.half_close == "disconnect" else MASK_GONE,
         )
+        if self.half_close == "probe":
+            exchange.fin_watch_id = self._mailbox.arm(
+                self._connection, None, self._probe_peer, mask=MASK_FIN
+            )
         return exchange
 
     def _end_exchange(self) -> None:
@@ -186,12 +229,29 @@ class HttpTools(HttpToolsProtocol):
         if exchange.watch_id and self._connection is not None and self._mailbox is not None:
             has_fired = self._mailbox.disarm(self._connection, exchange.watch_id)
             exchange.watch_id = 0
+            if exchange.fin_watch_id:
+                self._mailbox.disarm(self._connection, exchange.fin_watch_id)
             if has_fired and not exchange.cycle.response_complete:
-                self._peer_left(self._connection.reason or Reason.OWNER_CLOSED)
+                self._peer_left(exchange.token.reason or Reason.OWNER_CLOSED)
         self._exchange = None
 
     def _peer_left_at(self, reason: Reason, at_ns: int) -> None:
         self._peer_left(reason)
+
+    def _probe_peer(self, reason: Reason, at_ns: int) -> None:
+        """A FIN came: a client that closed must answer what is written now by a reset."""
+        exchange = self._exchange
+        if exchange is None or self._connection is None or self.transport.is_closing():
+            return
+        self._connection.set_probing(True)
+        # What waits to be written is a question already.
+        if not self.flow.write_paused and not exchange.cycle.response_complete:
+            question = exchange.probe.bytes_now(
+                http_version=exchange.cycle.scope["http_version"],
+                is_chunked=bool(exchange.cycle.chunked_encoding),
+            )
+            if question:
+                self.transport.write(question)
 
     def _peer_left(self, reason: Reason) -> None:
         """End the running request: its token, its ``receive()``, its blocked ``send()``.
@@ -231,17 +291,28 @@ class HttpTools(HttpToolsProtocol):
 
 
 def http_tools(
-    *, half_close: HalfClose = "disconnect", watcher: Watcher | None = None
+    *,
+    half_close: HalfClose = "disconnect",
+    vanish_after: float | None = None,
+    unblind: int | None = None,
+    watcher: Watcher | None = None,
 ) -> type[HttpTools]:
     """A protocol class for ``uvicorn.Config(http=...)`` with its own policy.
 
     Args:
         half_close: see ``HttpTools``.
+        vanish_after: see ``HttpTools``.
+        unblind: see ``HttpTools``.
         watcher: see ``HttpTools``.
 
     Raises:
         ValueError: no such policy.
     """
-    if half_close not in ("disconnect", "ignore"):
-        raise ValueError(f"half_close {half_close!r}: must be 'disconnect' or 'ignore'")
-    return type("HttpTools", (HttpTools,), {"half_close": half_close, "watcher": watcher})
+    policy(half_close=half_close, vanish_after=vanish_after, unblind=unblind)
+    options = {
+        "half_close": half_close,
+        "vanish_after": vanish_after,
+        "unblind": unblind,
+        "watcher": watcher,
+    }
+    return type("HttpTools", (HttpTools,), options)

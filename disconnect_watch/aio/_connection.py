@@ -32,6 +32,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from disconnect_watch.aio._mailbox import LoopMailbox
+from disconnect_watch.aio._optins import FlowTransport, OptIns
+from disconnect_watch.aio._policy import Policy
 from disconnect_watch.errors import ClosedError, UnsupportedSocketError
 from disconnect_watch.token import CancelToken, Reason
 from disconnect_watch.watcher import Connection, is_gone
@@ -82,7 +84,9 @@ class LoopConnection:
         self._blocks: list[Block] = []
         self._num_pauses = 0
         self._holds_pause = False
+        self._optins: OptIns | None = None
         self._is_tls = False
+        self._is_pipe = False
         self._was_closed = False
         self._unshadow: Callable[[], None] | None = None
         self._shadowed_closes: list[tuple[dict[str, Any], Callable[[], None]]] = []
@@ -112,6 +116,7 @@ class LoopConnection:
         if transport is not self.transport:
             self.transport = transport
             self._is_tls = transport.get_extra_info("sslcontext") is not None
+            self._is_pipe = transport.get_extra_info("pipe") is not None
             self.note_closer(transport)
 
     def note_closer(self, closer: asyncio.Transport | asyncio.StreamWriter) -> None:
@@ -134,15 +139,31 @@ class LoopConnection:
         """Whether this is that transport's connection, and not one that had its fd before."""
         return self.transport is None or self.transport is transport or self.protocol is protocol
 
-    def arm(self, block: Block, token: CancelToken, mask: int) -> int:
+    def arm(self, block: Block, token: CancelToken | None, mask: int) -> int:
         """Watch for ``block``; its partner is ``leave``."""
         watch_id = self.mailbox.arm(self.conn, token, block.on_leave, mask=mask)
         self._blocks.append(block)
         return watch_id
 
+    def opt_in(self, user: object, policy: Policy) -> None:
+        """Do what ``policy`` asks of the connection; its partner is ``opt_out``."""
+        if policy.is_plain:
+            return
+        if self._optins is None:
+            self._optins = OptIns(self.mailbox, self.conn)
+        transport = self.transport
+        reader = None if transport is None else _stream_reader(self.protocol, transport)
+        self._optins.add(user, policy, transport, reader)
+
+    def opt_out(self, user: object) -> None:
+        """Undo what ``user`` alone asked for."""
+        if self._optins is not None:
+            self._optins.remove(user)
+
     def leave(self, block: Block, watch_id: int) -> None:
         """End the watch of ``block``; the last one detaches what is not followed."""
         self._blocks.remove(block)
+        self.opt_out(block)
         self.mailbox.disarm(self.conn, watch_id)
         if self.handler is not None:
             self.handler.block_ended(block)
@@ -174,6 +195,9 @@ class LoopConnection:
         reason = reason_of_error(error)
         if reason is Reason.OWNER_CLOSED and self._is_tls and not self._was_closed:
             reason = Reason.FIN
+        elif reason is Reason.OWNER_CLOSED and self._is_pipe:
+            # asyncio closes a pipe that nobody reads by itself, and names no error.
+            reason = is_gone(self.conn.fd) or reason
         self.has_peer_left |= reason is not Reason.OWNER_CLOSED
         with contextlib.suppress(ClosedError):
             self.mailbox.lost(self.conn, reason)
@@ -197,11 +221,18 @@ class LoopConnection:
             if attributes.get("close") is close:
                 del attributes["close"]
         self._shadowed_closes.clear()
+        if self._optins is not None:
+            self._optins.close()
         self.transport = self.protocol = None
 
     def pause(self) -> None:
         """Leave what the peer sends in the kernel; its partner is ``resume``."""
         self._num_pauses += 1
+        self._pause_transport()
+        if self._optins is not None and (self.transport is None or not _is_reading(self.transport)):
+            self._optins.unblind()
+
+    def _pause_transport(self) -> None:
         transport = self.transport
         if transport is None or transport.is_closing() or not _is_reading(transport):
             return
@@ -220,7 +251,11 @@ class LoopConnection:
     def resume(self) -> None:
         """Read again, where the pause was ours and the owner's flow control agrees."""
         self._num_pauses -= 1
-        if self._num_pauses or not self._holds_pause:
+        if self._num_pauses:
+            return
+        if self._optins is not None:
+            self._optins.reblind()
+        if not self._holds_pause:
             return
         self._holds_pause = False
         transport = self.transport
@@ -317,7 +352,7 @@ def _shadow(
 def _is_reading(transport: asyncio.Transport) -> bool:
     try:
         return transport.is_reading()
-    except NotImplementedError:
+    except (AttributeError, NotImplementedError):  # a pipe's, which only writes
         return False
 
 
@@ -329,6 +364,9 @@ def _stream_reader(protocol: asyncio.BaseProtocol | None, transport: asyncio.Tra
     fails where they change.
     """
     reader = getattr(protocol, "_stream_reader", None)
-    if getattr(reader, "_transport", None) is not transport or not hasattr(reader, "_paused"):
+    controlled = getattr(reader, "_transport", None)
+    if isinstance(controlled, FlowTransport):
+        controlled = controlled.transport
+    if controlled is not transport or not hasattr(reader, "_paused"):
         return None
     return reader

@@ -23,10 +23,10 @@ from typing import Any, cast
 
 from disconnect_watch.aio._connection import Block, LoopConnection
 from disconnect_watch.aio._mailbox import loop_mailbox
-from disconnect_watch.aio._watch import HalfClose, mask_of
+from disconnect_watch.aio._policy import HalfClose, OnDisconnect, Policy, Probe, policy
 from disconnect_watch.errors import ClientDisconnected, DisconnectWatchError
 from disconnect_watch.token import Reason
-from disconnect_watch.watcher import MASK_ANY, MASK_GONE, Watcher
+from disconnect_watch.watcher import MASK_FIN, MASK_GONE, Watcher
 
 __all__ = ["start_server", "start_unix_server"]
 
@@ -41,6 +41,10 @@ async def start_server(
     port: int | str | None = None,
     *,
     half_close: HalfClose = "disconnect",
+    probe: Probe | None = None,
+    vanish_after: float | None = None,
+    unblind: int | None = None,
+    on_disconnect: OnDisconnect = "cancel",
     watcher: Watcher | None = None,
     limit: int = _DEFAULT_LIMIT,
     **kwargs: Any,
@@ -62,7 +66,11 @@ async def start_server(
         host: as for ``asyncio.start_server``.
         port: as for ``asyncio.start_server``.
         half_close: "disconnect" takes a FIN for a leaving as said above; "ignore"
-            cancels at a reset only.
+            cancels at a reset only; "probe" does too, and asks for it: see ``watch``.
+        probe: see ``watch``.
+        vanish_after: see ``watch``.
+        unblind: see ``watch``; here for as long as the reader's buffer is full.
+        on_disconnect: "cancel", or ``grace(seconds)`` to let a handler go on for a while.
         watcher: None for the process-wide one.
         limit: of the StreamReader's buffer, bytes.
         **kwargs: as for ``loop.create_server``; ``ssl`` included.
@@ -71,10 +79,17 @@ async def start_server(
         The loop's server object.
 
     Raises:
-        ValueError: no such half_close.
+        ValueError: an option has a value that is none of these.
         OSError: as from ``loop.create_server``.
     """
-    loop, factory = _factory(client_connected_cb, half_close, watcher, limit)
+    checked = policy(
+        half_close=half_close,
+        probe=probe,
+        vanish_after=vanish_after,
+        unblind=unblind,
+        on_disconnect=on_disconnect,
+    )
+    loop, factory = _factory(client_connected_cb, checked, watcher, limit)
     # typeshed knows no service names and no None here, getaddrinfo does.
     return await loop.create_server(factory, host, cast("int", port), **kwargs)
 
@@ -84,27 +99,37 @@ async def start_unix_server(
     path: str | os.PathLike[str] | None = None,
     *,
     half_close: HalfClose = "disconnect",
+    probe: Probe | None = None,
+    vanish_after: float | None = None,
+    unblind: int | None = None,
+    on_disconnect: OnDisconnect = "cancel",
     watcher: Watcher | None = None,
     limit: int = _DEFAULT_LIMIT,
     **kwargs: Any,
 ) -> asyncio.Server:
     """``start_server`` on a Unix socket; arguments else as ``loop.create_unix_server``."""
-    loop, factory = _factory(client_connected_cb, half_close, watcher, limit)
+    checked = policy(
+        half_close=half_close,
+        probe=probe,
+        vanish_after=vanish_after,
+        unblind=unblind,
+        on_disconnect=on_disconnect,
+    )
+    loop, factory = _factory(client_connected_cb, checked, watcher, limit)
     return await loop.create_unix_server(factory, path, **kwargs)
 
 
 def _factory(
     client_connected_cb: ClientConnected,
-    half_close: HalfClose,
+    policy: Policy,
     watcher: Watcher | None,
     limit: int,
 ) -> tuple[asyncio.AbstractEventLoop, Callable[[], asyncio.Protocol]]:
-    is_fin_a_leave = mask_of(half_close) != MASK_GONE
     loop = asyncio.get_running_loop()
 
     def factory() -> asyncio.Protocol:
         reader = _Reader(limit=limit, loop=loop)
-        return _HandlerProtocol(client_connected_cb, reader, loop, watcher, is_fin_a_leave)
+        return _HandlerProtocol(client_connected_cb, reader, loop, watcher, policy)
 
     return loop, factory
 
@@ -155,7 +180,7 @@ class _HandlerProtocol(asyncio.StreamReaderProtocol):
         reader: _Reader,
         loop: asyncio.AbstractEventLoop,
         watcher: Watcher | None,
-        is_fin_a_leave: bool,
+        policy: Policy,
     ) -> None:
         # Bound strongly it would make a cycle of every connection.
         start = weakref.WeakMethod(self._start)
@@ -171,10 +196,12 @@ class _HandlerProtocol(asyncio.StreamReaderProtocol):
         self._callback = client_connected_cb
         self._reader = weakref.ref(reader)
         self._watcher = watcher
-        self._is_fin_a_leave = is_fin_a_leave
+        self._policy = policy
         self._handling: asyncio.Task[None] | None = None
         self._watch_ids: list[int] = []
         self._left: Reason | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+        self._is_grace_over = not policy.grace
         self._was_told = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -202,17 +229,21 @@ class _HandlerProtocol(asyncio.StreamReaderProtocol):
         self._handling = self._serving_loop.create_task(result)
         self._handling.add_done_callback(self._handled)
         # Two watches: one that fired for a tolerated FIN is spent for the reset after it.
-        masks = [MASK_GONE, MASK_ANY & ~MASK_GONE] if self._is_fin_a_leave else [MASK_GONE]
+        masks = [mask for mask in (MASK_GONE, MASK_FIN) if mask & self._policy.mask]
         self._watch_ids = [
             connection.mailbox.arm(connection.conn, None, self.on_leave, mask=mask)
             for mask in masks
         ]
+        connection.opt_in(self, self._policy)
 
     def _handled(self, task: asyncio.Task[None]) -> None:
         self._handling = None
         connection = self.connection
         assert connection is not None
         connection.handler = None
+        connection.opt_out(self)
+        if self._expiry is not None:
+            self._expiry.cancel()
         for watch_id in self._watch_ids:
             connection.mailbox.disarm(connection.conn, watch_id)
         transport = connection.transport
@@ -285,5 +316,13 @@ class _HandlerProtocol(asyncio.StreamReaderProtocol):
             reader = self._reader()
             if reader is not None and (reader.num_reading or reader.was_end_read):
                 return
+        if not self._is_grace_over:
+            if self._expiry is None:
+                self._expiry = self._serving_loop.call_later(self._policy.grace, self._expire)
+            return
         self._was_told = True
         task.cancel()
+
+    def _expire(self) -> None:
+        self._is_grace_over = True
+        self._look()

@@ -14,7 +14,7 @@ first ``await`` *after* a block that has none left.
 import asyncio
 import time
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast
 
 from disconnect_watch.aio._connection import (
     LoopConnection,
@@ -22,35 +22,25 @@ from disconnect_watch.aio._connection import (
     connection_of_transport,
     reason_of_error,
 )
-from disconnect_watch.aio._mailbox import OnLeave, loop_mailbox
+from disconnect_watch.aio._mailbox import loop_mailbox
+from disconnect_watch.aio._policy import HalfClose, OnDisconnect, Policy, Probe, policy
 from disconnect_watch.errors import ClientDisconnected, UnsupportedSocketError
 from disconnect_watch.token import CancelToken, Reason
-from disconnect_watch.watcher import MASK_ANY, MASK_GONE, HasFileno, Watcher, fd_of
+from disconnect_watch.watcher import HasFileno, Watcher, fd_of
 
-__all__ = ["HalfClose", "Watch", "mask_of", "watch"]
-
-HalfClose = Literal["disconnect", "ignore"]
-_MASKS = {"disconnect": MASK_ANY, "ignore": MASK_GONE}
+__all__ = ["Watch", "watch"]
 
 Target = asyncio.StreamWriter | asyncio.BaseTransport | HasFileno | int
-
-
-def mask_of(half_close: str) -> int:
-    """The ways to leave that count under a half-close policy.
-
-    Raises:
-        ValueError: no such policy.
-    """
-    mask = _MASKS.get(half_close)
-    if mask is None:
-        raise ValueError(f"half_close {half_close!r}: must be 'disconnect' or 'ignore'")
-    return mask
 
 
 def watch(
     target: Target,
     *,
     half_close: HalfClose = "disconnect",
+    probe: Probe | None = None,
+    vanish_after: float | None = None,
+    unblind: int | None = None,
+    on_disconnect: OnDisconnect = "cancel",
     pause_reading: bool = True,
     watcher: Watcher | None = None,
 ) -> "Watch":
@@ -68,10 +58,20 @@ def watch(
     cancels nobody: who closed it knows.
 
     Args:
-        target: a StreamWriter, a Transport, a connected stream socket or its fd. A
-            plain socket must stay open until the end of the block.
-        half_close: "disconnect" takes the client's FIN for his leaving; "ignore"
-            serves clients that shut down their sending side, until a reset.
+        target: a StreamWriter, a Transport, a connected stream socket, the write end of
+            a pipe, or the fd. A plain one must stay open until the end of the block.
+        half_close: what the client's FIN means. "disconnect": it left. "ignore": it
+            may still read, until a reset. "probe": find out, by keepalive each second,
+            which a client that closed answers with a reset once its kernel has
+            forgotten the connection (a minute on Linux; at once over AF_UNIX).
+        probe: with "probe", called once with the transport after the FIN, to find out
+            sooner: writes what does no harm to this protocol, such as a comment line.
+        vanish_after: seconds of silence, though asked, after which a client that left
+            without a word is gone; see ``Connection.set_vanish_after``.
+        unblind: bytes; while reading is paused, lets a FIN in behind so many that
+            nobody has read. For when the request is complete: in the block only a
+            StreamReader may read on.
+        on_disconnect: "cancel", or ``grace(seconds)`` to let the block go on for a while.
         pause_reading: False lets the transport read on, as a body must that expects
             more of its request from a protocol of its own. A StreamReader resumes
             by itself when it is read inside the block.
@@ -81,7 +81,7 @@ def watch(
         An async context manager, for one use.
 
     Raises:
-        ValueError: no such half_close.
+        ValueError: an option has a value that is none of these.
         TypeError: on entry; ``target`` is none of these.
         UnsupportedSocketError: on entry; no connected stream socket, a closed one,
             or a transport whose end cannot be followed.
@@ -89,7 +89,14 @@ def watch(
 
     Threads: inside a task of a running loop.
     """
-    return Watch(target, mask_of(half_close), pause_reading, watcher)
+    checked = policy(
+        half_close=half_close,
+        probe=probe,
+        vanish_after=vanish_after,
+        unblind=unblind,
+        on_disconnect=on_disconnect,
+    )
+    return Watch(target, checked, pause_reading, watcher)
 
 
 class Watch:
@@ -100,8 +107,8 @@ class Watch:
         "_connection",
         "_is_pausing",
         "_left",
-        "_mask",
         "_pause_reading",
+        "_policy",
         "_soon",
         "_target",
         "_token",
@@ -112,12 +119,12 @@ class Watch:
     )
 
     def __init__(
-        self, target: Target, mask: int, pause_reading: bool, watcher: Watcher | None
+        self, target: Target, policy: Policy, pause_reading: bool, watcher: Watcher | None
     ) -> None:
         self.task: asyncio.Task[Any] | None = None
         self.was_cancelled = False
         self._target = target
-        self._mask = mask
+        self._policy = policy
         self._pause_reading = pause_reading
         self._watcher = watcher
         self._token = CancelToken()
@@ -125,6 +132,7 @@ class Watch:
         self._watch_id = 0
         self._is_pausing = False
         self._cancels_before = 0
+        #: The cancel that is due: at the loop's next turn, or at the end of the grace.
         self._soon: asyncio.Handle | None = None
         self._left: tuple[Reason, int] | None = None
 
@@ -158,8 +166,7 @@ class Watch:
         if hasattr(target, "get_extra_info"):
             transport = cast("asyncio.Transport", getattr(target, "transport", target))
             if transport.is_closing():
-                self._token.cancel(_reason_of_closed(target))
-                self._leave_on_entry(self._leave)
+                self._leave(_reason_of_closed(target), time.monotonic_ns())
                 return
             connection = self._connection_of(transport)
             if isinstance(target, asyncio.StreamWriter):
@@ -171,19 +178,21 @@ class Watch:
                 f"watch {target!r}: expected a StreamWriter, a Transport, a socket or its fd, "
                 f"got {type(target).__name__}"
             )
-        self._watch_id = connection.arm(self, self._token, self._mask)
+        token = None if self._policy.grace else self._token
+        self._watch_id = connection.arm(self, token, self._policy.mask)
         self._connection = connection
+        connection.opt_in(self, self._policy)
         if self._token.cancelled:
-            self._leave_on_entry(self.on_leave)
+            self._left_before()
         elif self._pause_reading:
             self._is_pausing = True
             connection.pause()
 
-    def _leave_on_entry(self, leave: OnLeave) -> None:
+    def _left_before(self) -> None:
         reason = self._token.reason
         assert reason is not None
         # Between the flag's CAS and its timestamp the time reads as 0.
-        leave(reason, self._token.cancelled_at_ns or time.monotonic_ns())
+        self.on_leave(reason, self._token.cancelled_at_ns or time.monotonic_ns())
 
     def _connection_of(self, transport: asyncio.Transport) -> LoopConnection:
         if self._watcher is None:
@@ -192,10 +201,10 @@ class Watch:
             if isinstance(served, LoopConnection) and served.conn.is_attached:
                 served.follow(transport, transport.get_protocol())
                 return served
-        sock = transport.get_extra_info("socket")
+        sock = transport.get_extra_info("socket") or transport.get_extra_info("pipe")
         if sock is None:
             raise UnsupportedSocketError(
-                f"watch {transport!r}: no socket is behind it; watch the socket itself"
+                f"watch {transport!r}: no socket or pipe is behind it; watch the fd itself"
             )
         # Under TLS a transport reads on while it is paused.
         is_tls = transport.get_extra_info("sslcontext") is not None
@@ -216,6 +225,10 @@ class Watch:
         assert self.task is not None
         self._left = (reason, at_ns)
         loop = self.task.get_loop()
+        if self._policy.grace:
+            self._soon = loop.call_later(self._policy.grace, self._cancel)
+            return
+        self._token.cancel(reason)
         if asyncio.current_task(loop) is None:
             self._cancel()
         else:
@@ -223,6 +236,8 @@ class Watch:
 
     def _cancel(self) -> None:
         assert self.task is not None
+        assert self._left is not None
+        self._token.cancel(self._left[0])
         self.was_cancelled = True
         self.task.cancel()
 

@@ -579,8 +579,8 @@ def test_unix_server_cancels_too(run: LoopRunner, tmp_path: Any) -> None:
 
 def test_unknown_half_close_policy_is_refused(run: LoopRunner) -> None:
     async def main() -> None:
-        with pytest.raises(ValueError, match="'probe'"):
-            await start_server(Handler(lambda *_: forever()), half_close="probe")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="'maybe'"):
+            await start_server(Handler(lambda *_: forever()), half_close="maybe")  # type: ignore[arg-type]
 
     run(main)
 

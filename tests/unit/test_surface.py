@@ -25,6 +25,7 @@ PROMISED = {
     "Watcher",
     "attach",
     "get_include",
+    "grace",
     "is_gone",
     "start_server",
     "start_unix_server",

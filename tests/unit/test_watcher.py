@@ -199,6 +199,7 @@ def test_fd_closed_without_detach_is_owner_closed_for_the_next_attach(watcher: W
         fd = pair.server.fileno()
         stale = watcher.attach(pair.server)
         stale.arm(token)
+        pair.server.close()  # before the client does
     with connected() as pair:
         conn = watcher.attach(fd)
         assert token.reason is Reason.OWNER_CLOSED
