@@ -74,7 +74,9 @@ def leak_guard() -> Iterator[None]:
     """No thread, no fd and nothing in the default watcher is left behind by a test."""
     default_watcher()  # lives as long as the process, and so do its fds
     before = _holdings()
+    gc.freeze()  # a collection inside the test looks at its own objects only
     yield
+    gc.unfreeze()
     if _is_more(_holdings(), before):
         gc.collect()
         try:
