@@ -283,19 +283,24 @@ def test_cancel_from_outside_at_the_time_of_the_leave_wins(
         loop = asyncio.get_running_loop()
         async with streams(tcp) as (_, writer):
             task = current()
+            mailbox = loop_mailbox()
             block = watch(writer)
 
+            def is_told() -> bool:
+                mailbox.deliver()
+                return block.was_cancelled
+
             def cancel() -> None:
-                if first == "leave" and not block.was_cancelled:
-                    loop.call_soon(cancel)
-                else:
+                # The loop stands still here, so both come before the task runs again.
+                if first == "outside":
+                    task.cancel()
+                wait_until(is_told)
+                if first == "leave":
                     task.cancel()
 
             with pytest.raises(asyncio.CancelledError):
-                async with block as w:
+                async with block:
                     tcp.leave("fin")
-                    assert w.token.wait(10)
-                    # The loop learns of both before the task runs again.
                     loop.call_soon(cancel)
                     await forever()
             assert block.was_cancelled
