@@ -183,8 +183,13 @@ class LoopConnection:
         return self.has_peer_left
 
     def end_of_stream(self) -> None:
-        """The owner read the peer's FIN."""
-        if self.conn.is_attached and self.is_leave(Reason.FIN):
+        """The owner read the peer's FIN, or an end that he made himself by a SHUT_RD."""
+        if not self.conn.is_attached:
+            return
+        # Under TLS it can be the end of that layer, with no FIN of the socket.
+        if not self._is_tls and is_gone(self.conn.fd) is None:
+            return
+        if self.is_leave(Reason.FIN):
             with contextlib.suppress(ClosedError):  # the watcher; the owner must not suffer
                 self.conn.lost(Reason.FIN)
 
