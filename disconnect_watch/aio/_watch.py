@@ -30,6 +30,8 @@ from disconnect_watch.watcher import HasFileno, Watcher, fd_of
 
 __all__ = ["Watch", "watch"]
 
+_LEAVES = (Reason.FIN, Reason.RESET, Reason.TIMED_OUT)
+
 Target = asyncio.StreamWriter | asyncio.BaseTransport | HasFileno | int
 
 
@@ -223,7 +225,9 @@ class Watch:
 
     def _leave(self, reason: Reason, at_ns: int) -> None:
         assert self.task is not None
-        self._left = (reason, at_ns)
+        told = self._token.reason
+        # The token may have been set by another source, with another reason.
+        self._left = (told if told in _LEAVES else reason, at_ns)
         loop = self.task.get_loop()
         if self._policy.grace:
             self._soon = loop.call_later(self._policy.grace, self._cancel)
