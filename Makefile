@@ -18,7 +18,8 @@ FORMATTED := $(wildcard $(addsuffix /*.[ch],csrc tests/c tests/native disconnect
 STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
 	-Wstrict-prototypes -Wmissing-prototypes -Werror -Idisconnect_watch/include
 
-.PHONY: serve test test-py test-c sanitize tsan lint types fmt build dev bench bench-quick ci clean
+.PHONY: serve test test-py test-all test-c matrix sanitize tsan lint types fmt build dev bench \
+	bench-quick ci clean
 
 serve: $(VENV)/.serve
 	$(BIN)/disconnect-watch serve --http-port $(PORT) --metrics-port $(METRICS_PORT) \
@@ -28,6 +29,14 @@ test: test-py test-c
 
 test-py: $(VENV)/.dev
 	$(BIN)/python -m pytest -q
+
+# With what is too long for every day: the whole matrix, 18,000 connections.
+test-all: test-c $(VENV)/.dev
+	$(BIN)/python -m pytest -q -m ""
+
+# Each way to leave, over each kind of connection, in each state of its owner.
+matrix: $(VENV)/.dev
+	$(BIN)/python -m tests.matrix --write docs/matrix.md
 
 test-c:
 	$(MAKE) -C tests/c run SAN=none

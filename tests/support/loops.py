@@ -10,7 +10,7 @@ import uvloop
 T = TypeVar("T")
 
 LOOP_KINDS = ("asyncio", "uvloop")
-_FACTORIES: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+LOOP_FACTORIES: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
     "uvloop": uvloop.new_event_loop,
 }
@@ -43,7 +43,7 @@ class LoopRunner:
             async with asyncio.timeout(30):
                 return await main()
 
-        with asyncio.Runner(debug=False, loop_factory=_FACTORIES[self.kind]) as runner:
+        with asyncio.Runner(debug=False, loop_factory=LOOP_FACTORIES[self.kind]) as runner:
             result = runner.run(bounded())
         gc.collect()  # errors of tasks that nobody awaited come with their end
         assert len(self.reports) == reports, self.reports

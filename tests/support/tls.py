@@ -10,15 +10,24 @@ from pathlib import Path
 
 _PEM = Path(__file__).with_name("localhost.pem")
 
+VERSIONS = {"tls12": ssl.TLSVersion.TLSv1_2, "tls13": ssl.TLSVersion.TLSv1_3}
 
-def server_context() -> ssl.SSLContext:
+
+def server_context(version: str | None = None) -> ssl.SSLContext:
+    """Of one of the ``VERSIONS``, or of any."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(_PEM)
+    if version is not None:
+        context.minimum_version = context.maximum_version = VERSIONS[version]
     return context
 
 
-def client_context() -> ssl.SSLContext:
+def client_context(version: str = "tls12") -> ssl.SSLContext:
+    """Of one of the ``VERSIONS``.
+
+    With 1.3 the server's session tickets lie unread at a client that reads nothing, whose
+    close resets then.
+    """
     context = ssl.create_default_context(cafile=str(_PEM))
-    # With 1.3 the server's session tickets lie unread at the client, whose close resets then.
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.minimum_version = context.maximum_version = VERSIONS[version]
     return context

@@ -1,0 +1,163 @@
+"""The cells of the matrix, and what each must give."""
+
+import itertools
+from dataclasses import dataclass
+
+from tests.matrix.ways import KINDS, TCP_KINDS, TLS_KINDS, WAYS, Way
+from tests.support.net import POLLERS
+
+__all__ = [
+    "COMBINATIONS",
+    "OWNERS",
+    "STATES",
+    "Cell",
+    "Outcome",
+    "all_cells",
+    "covering_cells",
+    "pairs_of",
+]
+
+OWNERS = ("thread", "asyncio", "uvloop")
+STATES = ("reading", "paused", "blocked", "gil")
+#: Who owns the socket, and what it is doing. A thread has no loop that could be blocked.
+COMBINATIONS = tuple(
+    pair for pair in itertools.product(OWNERS, STATES) if pair != ("thread", "blocked")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a watcher said.
+
+    Attributes:
+        name: the reason, or "silent", or "blind": nothing said, and counted as blind.
+        unread: bytes behind the FIN; None where not told.
+    """
+
+    name: str
+    unread: int | None = None
+
+    def __str__(self) -> str:
+        return self.name if not self.unread else f"{self.name}, {self.unread} unread"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One place in the matrix: a way to leave, and where and when."""
+
+    way_name: str
+    kind: str
+    owner: str
+    state: str
+    poller: str
+
+    @property
+    def way(self) -> Way:
+        return WAYS[self.way_name]
+
+    @property
+    def is_tls(self) -> bool:
+        return self.kind in TLS_KINDS
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the owner reads while it waits: a loop's TLS layer does even if paused."""
+        return self.state == "reading" or self._is_read_by_tls
+
+    @property
+    def _is_read_by_tls(self) -> bool:
+        return self.is_tls and self.owner != "thread" and self.state == "paused"
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The outcome must have one of these; more than one where two sources race."""
+        way = self.way
+        is_read_by_loop = self.is_read and self.owner != "thread"
+        if self._is_hidden():
+            return frozenset({"blind"})
+        if self.kind == "pipe" and way.outcome != "silent":
+            return frozenset({"RESET"})  # nobody reads it any more: there is no half of that
+        if way.server == "shut_rd" and self.kind == "unix":
+            return frozenset({"FIN"})  # looks like the client's SHUT_WR to all but the owner
+        if way.act == "close_notify" and is_read_by_loop and self.state == "reading":
+            return frozenset({"FIN"})  # the loop's TLS layer ends the connection, and says so
+        if way.when in ("attach", "request") and self.is_tls and self.owner != "thread":
+            # The TLS layer may have closed the transport before the watch came.
+            return frozenset({"FIN", "RESET", "OWNER_CLOSED"})
+        if way.act == "fin_300k" and self._is_read_by_tls and self.poller == "poll":
+            return frozenset({"FIN", "RESET", "blind"})  # by the room in the TLS layer
+        if self.is_read and way.outcome != "silent":
+            # The owner answers a FIN or takes the error of a reset, as it may, and the
+            # watcher sees what is left.
+            return frozenset({"FIN", "RESET"})
+        return frozenset(way.outcome.split(" or "))
+
+    def _is_hidden(self) -> bool:
+        way = self.way
+        if way.is_window_full:
+            return self.state != "reading"  # a paused TLS layer stops reading in the end
+        if self.is_read:
+            return False
+        # A peek stops at the first unread byte; of a reset poll() tells by itself, and
+        # so it does of a Unix socket's close, which shuts both directions.
+        is_peek_stopped = self.poller == "poll" and way.unread > 0 and way.outcome != "RESET"
+        return is_peek_stopped and (self.kind in TCP_KINDS or way.outcome == "silent")
+
+    def accepts(self, outcome: Outcome) -> bool:
+        """Whether ``outcome`` is what the cell must give."""
+        if outcome.name not in self.names:
+            return False
+        if outcome.name != "FIN" or self.is_read or self.way.outcome != "FIN":
+            return True
+        if self.way.when in ("attach", "request") and self.is_tls:
+            return True
+        unread = outcome.unread or 0
+        # TLS adds to what the client counts.
+        return unread >= self.way.unread if self.is_tls else unread == self.way.unread
+
+    @property
+    def is_told(self) -> bool:
+        """Whether anything is to be said at all; else it takes a while to say nothing."""
+        return not self.names & {"blind", "silent"}
+
+    def __str__(self) -> str:
+        return "-".join((self.way_name, self.kind, self.owner, self.state, self.poller))
+
+
+def _combinations(kind: str) -> list[tuple[str, str]]:
+    # Nothing is ever read from the write end of a pipe.
+    return [pair for pair in COMBINATIONS if kind != "pipe" or pair[1] != "reading"]
+
+
+def all_cells() -> list[Cell]:
+    """The whole product, less what cannot be."""
+    return [
+        Cell(name, kind, owner, state, poller)
+        for name, way in WAYS.items()
+        for kind in KINDS
+        if kind in way.kinds
+        for poller in POLLERS
+        for owner, state in _combinations(kind)
+    ]
+
+
+def pairs_of(cell: Cell) -> set[object]:
+    """Every two of the values that make the cell."""
+    values = enumerate((cell.way_name, cell.kind, cell.owner, cell.state, cell.poller))
+    return set(itertools.combinations(values, 2))
+
+
+def covering_cells() -> list[Cell]:
+    """A part of it that holds each pair of values, and each way with each kind and poller."""
+    cells = all_cells()
+    groups = itertools.groupby(cells, lambda cell: (cell.way_name, cell.kind, cell.poller))
+    chosen = []
+    for turn, (_, group) in enumerate(groups):
+        members = list(group)
+        chosen.append(members[turn % len(members)])
+    covered = set[object]().union(*map(pairs_of, chosen))
+    for cell in cells:
+        if not pairs_of(cell) <= covered:
+            covered |= pairs_of(cell)
+            chosen.append(cell)
+    return chosen

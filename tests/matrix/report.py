@@ -1,0 +1,119 @@
+"""The matrix as a Markdown page, from what a run measured."""
+
+import collections
+import platform
+import sys
+from collections.abc import Iterable, Mapping
+
+from tests.matrix.cells import COMBINATIONS, OWNERS, STATES, Cell, Outcome
+from tests.matrix.ways import KINDS, WAYS
+from tests.support.net import POLLERS
+
+__all__ = ["page"]
+
+_STATE_TITLES = {
+    "reading": "reading",
+    "paused": "paused",
+    "blocked": "loop blocked",
+    "gil": "GIL held",
+}
+_KIND_TITLES = {
+    "tcp": "TCP",
+    "tcp6": "TCP over IPv6",
+    "tls12": "TLS 1.2",
+    "tls13": "TLS 1.3",
+    "unix": "AF_UNIX",
+    "pipe": "pipe",
+}
+_POLLER_TITLES = {
+    "epoll": "epoll, the default on Linux",
+    "poll": "poll() and a peek, for any POSIX system",
+}
+
+_HEAD = """\
+# Which leave is seen where
+
+Written by `make matrix`: every cell is what the watcher said in that run, checked against
+`tests/matrix/cells.py`. {num_cells} cells; Linux {kernel}, Python {python}.
+
+A row is what the client does, a column what it is connected by. Each is tried with the socket in
+a plain thread, in asyncio and in uvloop, and with its owner reading (a background task or thread
+reads on), paused, with its loop blocked, and with the GIL held by C code. One word in a cell holds
+for all of them; otherwise the exceptions follow it.
+
+- **FIN**, **RESET**: the token was set with that reason. A number behind it: that many bytes were
+  unread then, and are still there for the owner. (Where the owner reads it depends on the moment,
+  and is not shown.)
+- **OWNER_CLOSED**: a watch that came after the TLS layer had closed the transport said so.
+- **silent**: nothing was said, as nobody left.
+- **blind**: nothing was said, and the connection is counted in `stats().num_blind`.
+- Empty: there is no such thing.
+"""
+
+
+def page(outcomes: Mapping[Cell, Outcome]) -> str:
+    """The whole page."""
+    head = _HEAD.format(
+        num_cells=len(outcomes),
+        kernel=platform.release().partition("-")[0],
+        python=".".join(map(str, sys.version_info[:2])),
+    )
+    return "\n".join([head, *(_table(poller, outcomes) for poller in POLLERS)])
+
+
+def _table(poller: str, outcomes: Mapping[Cell, Outcome]) -> str:
+    lines = [
+        f"## {_POLLER_TITLES[poller]}",
+        "",
+        "| the client's end | " + " | ".join(_KIND_TITLES[kind] for kind in KINDS) + " |",
+        "|---" * (len(KINDS) + 1) + "|",
+    ]
+    for name, way in WAYS.items():
+        entries = [_entry(name, kind, poller, outcomes) for kind in KINDS]
+        if any(entries):
+            shown = " | ".join(entry for entry in entries)
+            lines.append(f"| {way.title} | {shown} |")
+    return "\n".join([*lines, ""])
+
+
+def _entry(name: str, kind: str, poller: str, outcomes: Mapping[Cell, Outcome]) -> str:
+    """One cell of the table: what most gave, then who gave something else."""
+    givers = collections.defaultdict(list)
+    for owner, state in COMBINATIONS:
+        cell = Cell(name, kind, owner, state, poller)
+        if cell in outcomes:
+            outcome = outcomes[cell]
+            givers[Outcome(outcome.name) if cell.is_read else outcome].append((owner, state))
+    shown = _without_twins(givers)
+    if not shown:
+        return ""
+    (most, _), *others = sorted(shown.items(), key=lambda item: -len(item[1]))
+    present = [pair for pairs in givers.values() for pair in pairs]
+    parts = [str(most)]
+    parts += [f"{outcome} when {_combined(pairs, present)}" for outcome, pairs in others]
+    return "; ".join(parts)
+
+
+def _without_twins(
+    givers: Mapping[Outcome, list[tuple[str, str]]],
+) -> dict[Outcome, list[tuple[str, str]]]:
+    """Who told the same reason and no number goes with those who told one."""
+    merged: dict[Outcome, list[tuple[str, str]]] = {}
+    for outcome in sorted(givers, key=lambda outcome: -(outcome.unread or 0)):
+        twin = next((known for known in merged if known.name == outcome.name), None)
+        merged.setdefault(outcome if twin is None else twin, []).extend(givers[outcome])
+    return merged
+
+
+def _combined(pairs: Iterable[tuple[str, str]], present: Iterable[tuple[str, str]]) -> str:
+    """Pairs of owner and state in words, whole states in one."""
+    given = set(pairs)
+    words = []
+    for state in STATES:
+        owners = [owner for owner in OWNERS if (owner, state) in given]
+        everybody = [owner for owner in OWNERS if (owner, state) in set(present)]
+        if owners == everybody and owners:
+            words.append(_STATE_TITLES[state])
+        elif owners:
+            words.append(f"{_STATE_TITLES[state]} ({', '.join(owners)})")
+    return ", ".join(words)
