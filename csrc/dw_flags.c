@@ -169,13 +169,12 @@ void dw_flags_recycle(dw_flags *flags, uint32_t slot, uint32_t generation)
      * dw_flags_ring_stale sees the waiter. */
     uint32_t word =
         atomic_exchange_explicit(&table->words[slot], 0, memory_order_seq_cst);
-    /* A cancelled slot alone has touched these pages. Release: a reader that
-     * meets the zeros sees the reference word that came before them, and so
-     * that its name is stale; pairs with the acquire loads of its readers. */
-    if (word & 0xff) {
+    /* A cancelled slot alone has touched this page; at_ns counts for nothing
+     * while stored_ns is 0. Release: a reader that meets the zero sees the
+     * reference word that came before it, and so that its name is stale; pairs
+     * with the acquire loads of its readers. */
+    if (word & 0xff)
         atomic_store_explicit(&table->stored_ns[slot], 0, memory_order_release);
-        atomic_store_explicit(&table->at_ns[slot], 0, memory_order_release);
-    }
     if (atomic_load_explicit(&table->acks[slot], memory_order_relaxed))
         atomic_store_explicit(&table->acks[slot], 0, memory_order_release);
 
@@ -265,9 +264,11 @@ int dw_flag_cancel(dw_flags *flags, dw_flag flag, enum dw_reason reason,
         memory_order_seq_cst, memory_order_relaxed);
     if (is_first) {
         DW_SYNC_POINT("flags:cancel-stored");
+        /* Release, twice: stored_ns publishes at_ns, and a reader of an earlier
+         * generation that meets either sees that its name is stale; pair with
+         * the loads in dw_flag_times. */
         atomic_store_explicit(&table->at_ns[flag.slot], at_ns,
-                              memory_order_relaxed);
-        /* Release: publishes at_ns too; pairs with the load in flag_times. */
+                              memory_order_release);
         atomic_store_explicit(&table->stored_ns[flag.slot], dw_clock_ns(),
                               memory_order_release);
         atomic_fetch_add_explicit(&table->num_cancels, 1, memory_order_relaxed);
@@ -305,12 +306,13 @@ int dw_flag_times(const dw_flags *flags, dw_flag flag, uint64_t *at_ns,
     int reason = dw_flag_reason(flags, flag);
     if (reason <= 0)
         return reason;
-    /* Acquire, twice: pair with the winner's release store in dw_flag_cancel
-     * and with the zeros of dw_flags_recycle. */
+    /* Acquire, twice: pair with the winner's release stores in dw_flag_cancel
+     * and with the zero of dw_flags_recycle. */
     uint64_t stored = atomic_load_explicit(&flags->table->stored_ns[flag.slot],
                                            memory_order_acquire);
     uint64_t at = atomic_load_explicit(&flags->table->at_ns[flag.slot],
                                        memory_order_acquire);
+    DW_SYNC_POINT("flags:times-read");
     if (!is_still_live(flags, flag))
         return DW_ESTALE;
     if (!stored)

@@ -91,12 +91,12 @@ int dw_flag_alloc(dw_flags *flags, dw_flag *out)
     dw_flags_table *table = flags->table;
     dw_process_id self = self_of(local);
     dw_lock_acquire(&local->lock);
-    DW_SYNC_POINT("flags:alloc-locked");
     if (!local->num_free && !queue_refill(flags, self)) {
         dw_lock_release(&local->lock);
         return DW_ENOSPC;
     }
     uint32_t slot = queue_pop(local);
+    DW_SYNC_POINT("flags:alloc-popped");
     /* Relaxed: a slot from the queue is nobody else's. */
     uint32_t generation = refs_generation(
         atomic_load_explicit(&table->refs[slot], memory_order_relaxed));
@@ -122,6 +122,7 @@ void dw_flags_put_slot(dw_flags *flags, uint32_t slot, uint64_t free_refs)
     dw_lock_acquire(&local->lock);
     atomic_store_explicit(&flags->table->refs[slot], free_refs,
                           memory_order_relaxed);
+    DW_SYNC_POINT("flags:put-stored");
     queue_push(local, slot);
     dw_lock_release(&local->lock);
 }

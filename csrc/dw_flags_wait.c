@@ -19,9 +19,7 @@ static uint64_t deadline_after(int64_t timeout_ns)
 {
     if (timeout_ns < 0)
         return FOREVER;
-    uint64_t now = dw_clock_ns();
-    return (uint64_t)timeout_ns < FOREVER - now ? now + (uint64_t)timeout_ns
-                                                : FOREVER;
+    return dw_clock_ns() + (uint64_t)timeout_ns;
 }
 
 /* A waiter for one flag sleeps through the rings of 31 flags of 32. */
@@ -153,6 +151,7 @@ int dw_flags_wait(dw_flags *flags, const dw_flag *which, size_t num_which,
             break;
         DW_SYNC_POINT("flags:wait-looked");
         rc = bell_sleep(bell, seen, deadline_ns, bits);
+        DW_SYNC_POINT("flags:wait-slept");
     }
     atomic_fetch_sub_explicit(&bell->waiters, 1, memory_order_relaxed);
     /* A flag set in the same instant outweighs the timeout or the signal. */

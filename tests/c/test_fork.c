@@ -285,12 +285,12 @@ TEST(a_fork_in_the_midst_of_an_alloc_leaves_no_child_stuck)
 {
     held h;
     held_open(&h, &tcp_setups[0]);
-    gate_close("flags:alloc-locked");
+    gate_close("flags:alloc-popped");
     pthread_t thread;
     CHECK_EQ(pthread_create(&thread, NULL, alloc_a_flag, &h), 0);
-    gate_wait("flags:alloc-locked");
+    gate_wait("flags:alloc-popped");
     CHECK_IN_CHILD(alloc_in_the_child, &h);
-    gate_open("flags:alloc-locked");
+    gate_open("flags:alloc-popped");
     CHECK_EQ(pthread_join(thread, NULL), 0);
     held_check_and_close(&h);
 }
