@@ -114,12 +114,15 @@ class CancelToken(_core.Flag):
         Sleeps in the kernel without the GIL; a Ctrl-C in the main thread ends it.
 
         Args:
-            timeout: seconds; None waits for ever.
+            timeout: seconds; None waits for ever, and so does infinity.
 
         Returns:
             Whether the flag is set.
         """
-        deadline = None if timeout is None else _core.clock_ns() + int(timeout * 1e9)
+        if timeout is None or timeout >= threading.TIMEOUT_MAX:
+            deadline = None  # nanoseconds of it would fit no 64 bits
+        else:
+            deadline = _core.clock_ns() + int(timeout * 1e9)
         while True:
             left = -1 if deadline is None else max(0, deadline - _core.clock_ns())
             done = self.wait_ns(left)
@@ -230,11 +233,11 @@ def _call(token: CancelToken, callback: Callable[[CancelToken], object], loop: L
             callback(token)
         else:
             loop.call_soon_threadsafe(callback, token)
-    except RuntimeError as error:
-        if loop is None or "closed" not in str(error):
+    except BaseException as error:
+        # A SystemExit, too, must not end the thread on which all callbacks wait.
+        is_closed_loop = isinstance(error, RuntimeError) and "closed" in str(error)
+        if loop is None or not is_closed_loop:
             _report(error)
-    except Exception as error:
-        _report(error)
 
 
 def _report(error: BaseException) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import gc
+import math
 import os
 import threading
 import time
@@ -73,6 +74,15 @@ def test_wait_says_false_when_its_time_is_over() -> None:
     assert CancelToken().wait(0.001) is False
 
 
+@pytest.mark.parametrize("timeout", [math.inf, 1e10])
+def test_wait_takes_a_timeout_beyond_64_bits_of_nanoseconds(timeout: float) -> None:
+    token = CancelToken()
+    thread = threading.Thread(target=token.cancel)
+    thread.start()
+    assert token.wait(timeout)
+    thread.join()
+
+
 def test_callback_runs_once_off_the_caller_thread() -> None:
     token = CancelToken()
     calls: list[tuple[CancelToken, int]] = []
@@ -140,6 +150,28 @@ def test_failing_callback_is_reported_and_stops_no_other(
     token.cancel()
     wait_until(lambda: calls)
     assert reported == ["of the callback"]
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_callback_that_ends_its_thread_ends_no_other_callback(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    reported: list[type[BaseException]] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: reported.append(args.exc_type))
+
+    def fail(_: CancelToken) -> None:
+        raise error
+
+    calls: list[CancelToken] = []
+    first, later = CancelToken(), CancelToken()
+    first.add_callback(fail)
+    first.add_callback(calls.append)
+    first.cancel()
+    wait_until(lambda: calls == [first])
+    later.add_callback(calls.append)
+    later.cancel()
+    wait_until(lambda: calls == [first, later])
+    assert reported == [error]
 
 
 class CyclicToken(CancelToken):
