@@ -1,6 +1,6 @@
 """How one request wants its tokens chosen, and when it has enough of them."""
 
-import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +39,8 @@ class SamplingParams:
             self.temperature,
             (int, float),
             "a finite number of at least 0",
-            lambda v: v >= 0 and math.isfinite(v),
+            # An integer may be finite and yet no float.
+            lambda v: 0 <= v <= sys.float_info.max,
         )
         _require("top_p", self.top_p, (int, float), "above 0, at most 1", lambda v: 0 < v <= 1)
         _require("top_k", self.top_k, int, "at least 0", lambda v: v >= 0)

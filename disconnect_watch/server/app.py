@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 
 from starlette.applications import Starlette
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,7 +29,22 @@ __all__ = ["create_app", "create_metrics_app"]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 MODEL = "/v2/models/{model}"
-VERSION = "/v2/models/{model}/versions/{version:int}"
+VERSION = "/v2/models/{model}/versions/{version:digits}"
+
+
+class Digits(Convertor[str]):
+    """A number of any length as it is written; Python converts no more than 4,300 digits."""
+
+    regex = "[0-9]+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("digits", Digits())
 
 
 def create_app(frontend: Frontend, metrics: Metrics) -> AccessLog:

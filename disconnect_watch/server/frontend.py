@@ -77,7 +77,7 @@ class Frontend:
         """Whether a request sent now would be served."""
         return not self._is_draining and all(b.is_ready for b in self.backends.values())
 
-    def find(self, model: str, version: int | None) -> Backend:
+    def find(self, model: str, version: str | None) -> Backend:
         """The backend of a model.
 
         Raises:
@@ -86,7 +86,7 @@ class Frontend:
         backend = self.backends.get(model)
         if backend is None:
             raise ModelNotFoundError(f"Request for unknown model: '{model}' is not found")
-        if version is not None and str(version) != backend.version:
+        if version not in (None, backend.version):
             raise ModelNotFoundError(
                 f"Request for unknown model: '{model}' version {version} is not found"
             )
