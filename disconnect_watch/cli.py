@@ -127,8 +127,11 @@ def serve(
                 ),
                 announce=lambda: _announce(backend.name, http, metrics),
             )
-    except (OSError, CheckpointError) as error:
-        _fail(error.strerror or str(error) if isinstance(error, OSError) else str(error))
+    except CheckpointError as error:
+        _fail(str(error))
+    except OSError as error:
+        # What bind says is whole; of a file the name stands beside it.
+        _fail(str(error) if error.filename or not error.strerror else error.strerror)
 
 
 @app.command()

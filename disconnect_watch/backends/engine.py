@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Self
+from urllib.parse import quote
 
 from disconnect_watch.backends.base import Tensor
 from disconnect_watch.engine import (
@@ -63,13 +64,14 @@ class EngineBackend:
         """Load a Hugging Face directory and serve it.
 
         Args:
-            name: of the model; None takes the directory's.
+            name: of the model; None takes the directory's. Percent-encoded where a path
+                needs it, since the frontend takes names as the client wrote them.
 
         Raises:
             CheckpointError, ValueError: see ``Engine.from_pretrained``.
         """
         engine = Engine.from_pretrained(path, config)
-        return cls(engine, name=path.resolve().name if name is None else name)
+        return cls(engine, name=quote(path.resolve().name if name is None else name, safe=""))
 
     @property
     def is_ready(self) -> bool:

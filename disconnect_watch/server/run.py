@@ -22,7 +22,7 @@ __all__ = ["FrontendProtocol", "FrontendServer", "ServeOptions", "bind", "make_s
 
 #: Seconds that a client gets to take the last words of a response that a shutdown cut short.
 FLUSH = 1.0
-#: Of one request's line and headers, give or take what was read with them.
+#: Of one request's line and headers, beyond the read in which they begin.
 MAX_HEAD_BYTES = 1 << 16
 #: Seconds between looks while a shutdown waits.
 TICK = 0.05
@@ -67,10 +67,25 @@ def bind(address: str, port: int) -> socket.socket:
             sock.close()
             raise
     except OSError as error:
-        raise OSError(
-            error.errno, f"cannot listen on {address} port {port}: {error.strerror}"
-        ) from error
+        raise _cannot_listen(address, port, error) from error
     return sock
+
+
+def _listen(sock: socket.socket) -> None:
+    """Let clients in. Two may have taken the same port; the second is told so here.
+
+    Raises:
+        OSError: says which address, and why not.
+    """
+    try:
+        sock.listen()
+    except OSError as error:
+        address, port = sock.getsockname()[:2]
+        raise _cannot_listen(address, port, error) from error
+
+
+def _cannot_listen(address: str, port: int, error: OSError) -> OSError:
+    return OSError(error.errno, f"cannot listen on {address} port {port}: {error.strerror}")
 
 
 class FrontendProtocol(HttpTools):
@@ -79,10 +94,13 @@ class FrontendProtocol(HttpTools):
     Neither uvicorn nor its parser bounds the head of a request.
     """
 
+    _read_bytes = 0
     _head_bytes: int | None = None
 
     def on_message_begin(self) -> None:
-        self._head_bytes = 0
+        # The read in which a head begins is not counted: who pipelines may have sent
+        # most of it as the body of the request before.
+        self._head_bytes = -self._read_bytes
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -90,6 +108,7 @@ class FrontendProtocol(HttpTools):
         super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
+        self._read_bytes = len(data)
         super().data_received(data)
         if self._head_bytes is not None:
             self._head_bytes += len(data)
@@ -201,9 +220,15 @@ def serve(
         http, metrics: from ``bind``; closed at the end.
         announce: called once requests are taken.
 
+    Raises:
+        OSError: says on which address it cannot listen.
+
     Threads: the main thread, which gets the signals.
     """
     try:
+        # uvloop, where it failed to, would close the fd, and hide why with a second close.
+        _listen(http)
+        _listen(metrics)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(backend, http, metrics, options, announce))
     finally:

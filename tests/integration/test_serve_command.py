@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from disconnect_watch import cli
+from disconnect_watch.backends.engine import EngineBackend
 from disconnect_watch.server import bind
 from tests.support.command import FREE_PORTS, running
 from tests.support.net import wait_until
@@ -103,6 +104,36 @@ def test_a_port_in_use_is_an_error_that_says_so(
     assert said == (
         f"disconnect-watch: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
     )
+
+
+@pytest.mark.usefixtures("root_logger")
+def test_one_port_for_both_is_an_error_that_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    # Symptom: "Bad file descriptor".
+    with bind("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    said = fails_to_serve(capsys, "--http-port", str(port), "--metrics-port", str(port))
+    assert said == (
+        f"disconnect-watch: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
+    )
+
+
+@pytest.mark.usefixtures("root_logger")
+def test_a_model_that_is_a_file_is_an_error_that_names_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    said = fails_to_serve(capsys, "--model", str(tmp_path / "file"))
+    assert said.startswith("disconnect-watch: ")
+    assert f"{tmp_path}/file" in said
+
+
+def test_a_model_is_named_as_its_url_spells_it() -> None:
+    # Symptom: no client could ask for the model of a directory with a space in its name.
+    backend = EngineBackend.from_pretrained(name="my model")
+    try:
+        assert backend.name == "my%20model"
+    finally:
+        backend.close()
 
 
 @pytest.mark.usefixtures("root_logger")

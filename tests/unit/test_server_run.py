@@ -1,12 +1,14 @@
 """Ports, and the protocol and signals of the server."""
 
+import asyncio
 import signal
 import socket
+from typing import Any, cast
 
 import pytest
 
 from disconnect_watch.server import Frontend, ServeOptions, bind
-from disconnect_watch.server.run import make_server
+from disconnect_watch.server.run import MAX_HEAD_BYTES, make_server
 from tests.support.backends import ScriptedBackend
 from tests.support.net import wait_until
 from tests.support.serve import Client, metrics_of, serving_frontend
@@ -56,6 +58,30 @@ def test_many_small_heads_on_a_connection_are_fine() -> None:
         for _ in range(100):
             client.sock.sendall(b"GET /v2/health/live HTTP/1.1\r\nX: %b\r\n\r\n" % (b"x" * 1000))
             assert client.read_response()[0] == 200
+
+
+def test_a_large_body_counts_for_no_head_behind_it() -> None:
+    # Symptom: a client that pipelines was cancelled with reason owner_closed.
+    async def main() -> None:
+        frontend = Frontend(ScriptedBackend("a"))
+        server = make_server(frontend, metrics_of(frontend), ServeOptions())
+        server.config.load()
+        loop = asyncio.get_running_loop()
+        protocol_class = cast("Any", server.config.http_protocol_class)
+        ours, theirs = socket.socketpair()
+        transport, protocol = await loop.create_connection(
+            lambda: protocol_class(server.config, server.server_state, {}), sock=ours
+        )
+        body = b'{"text_input": "%b"}' % (b"x" * 2 * MAX_HEAD_BYTES)
+        request = b"POST /v2/models/script/generate HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b"
+        protocol.data_received(request % (len(body), body) + b"GET /v2 HTTP/1.1\r\nX: y")
+        assert not transport.is_closing()
+        protocol.data_received(b"y" * (MAX_HEAD_BYTES + 1))
+        assert transport.is_closing()
+        await asyncio.gather(*server.server_state.tasks)
+        theirs.close()
+
+    asyncio.run(main())
 
 
 def test_a_refused_body_leaves_the_connection_usable() -> None:
