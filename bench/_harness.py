@@ -19,13 +19,15 @@ import numpy.typing as npt
 
 from bench._machine import MachineFacts
 
-__all__ = ["Ratio", "Report", "Row", "median_of_ratios", "ratio_of_medians", "run_command"]
+__all__ = ["CURVE", "Ratio", "Report", "Row", "median_of_ratios", "ratio_of_medians", "run_command"]
 
 BENCH_DIR = Path(__file__).parent
 
 #: Percentiles of a row beyond its quartiles, each reported only where at least
 #: one sample lies beyond it.
 TAIL = (90.0, 99.0, 99.9)
+#: Percentiles of a row's curve, for plots.
+CURVE = (*range(0, 100, 2), 99.0, 99.5, 99.9, 100.0)
 NUM_RESAMPLES = 1000
 
 Floats = npt.NDArray[np.float64]
@@ -42,6 +44,7 @@ class Row:
         median: and ``low`` and ``high``, the bounds of its interval.
         p25: the lower quartile, and ``p75`` the upper.
         tail: further percentiles, by names such as "p99.9".
+        curve: the percentiles of ``CURVE``, where asked for.
     """
 
     name: str
@@ -53,9 +56,12 @@ class Row:
     p25: float
     p75: float
     tail: dict[str, float]
+    curve: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, name: str, unit: str, samples: Sequence[float]) -> "Row":
+    def of(
+        cls, name: str, unit: str, samples: Sequence[float], *, has_curve: bool = False
+    ) -> "Row":
         """Describe samples.
 
         Raises:
@@ -71,13 +77,15 @@ class Row:
             for q in TAIL
             if round(len(values) * (100 - q), 6) >= 100
         }
-        return cls(name, unit, len(values), median, low, high, p25, p75, tail)
+        curve = tuple(float(p) for p in np.percentile(values, CURVE)) if has_curve else ()
+        return cls(name, unit, len(values), median, low, high, p25, p75, tail, curve)
 
     def to_json(self) -> dict[str, Any]:
         """The row as results files have it: the tail's percentiles beside the others."""
         fields = asdict(self)
         tail: dict[str, float] = fields.pop("tail")
-        return fields | tail
+        curve: tuple[float, ...] = fields.pop("curve")
+        return fields | tail | ({"curve": list(curve)} if curve else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +162,11 @@ class Report:
     notes: list[str] = field(default_factory=list)
     machine: MachineFacts = field(default_factory=MachineFacts.read)
 
-    def add(self, name: str, unit: str, samples: Sequence[float]) -> None:
+    def add(
+        self, name: str, unit: str, samples: Sequence[float], *, has_curve: bool = False
+    ) -> None:
         """Describe samples in a row of their own."""
-        self.rows.append(Row.of(name, unit, samples))
+        self.rows.append(Row.of(name, unit, samples, has_curve=has_curve))
 
     def to_json(self) -> dict[str, Any]:
         """The schema of ``bench/results/*.json``."""

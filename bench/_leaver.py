@@ -18,7 +18,7 @@ _ANSWER = struct.Struct("=Q")
 
 
 class Leaver:
-    """Connects to a listener here and closes on command, one connection at a time.
+    """Connects, sends requests and closes on command; its connections are a stack.
 
     Its timestamps are of CLOCK_MONOTONIC, which all processes of a machine share.
     """
@@ -32,13 +32,27 @@ class Leaver:
 
     def connect(self) -> socket.socket:
         """Our end of a new connection."""
-        self._order("c", port=self._listener.getsockname()[1])
+        self._order("c", number=self._listener.getsockname()[1])
         accepted, _ = self._listener.accept()
         self.closed_ns()
         return accepted
 
+    def connect_to(self, port: int) -> None:
+        """Connect to somebody else's listener."""
+        self._order("c", number=port)
+        self.closed_ns()
+
+    def request(self, num_connections: int = 1) -> None:
+        """Send a request, which has no body, on each of the newest connections."""
+        self.order_request(num_connections)
+        self.closed_ns()
+
+    def order_request(self, num_connections: int) -> None:
+        """``request``, whose end is an answer."""
+        self._order("r", number=num_connections)
+
     def order_close(self, *, delay: float, settle: float) -> None:
-        """Have it close in `delay` seconds, and answer `settle` seconds after that."""
+        """Have it close the newest in `delay` seconds, and answer `settle` seconds after that."""
         self._order("x", delay_us=round(delay * 1e6), settle_us=round(settle * 1e6))
 
     def fileno(self) -> int:
@@ -47,7 +61,7 @@ class Leaver:
         return self._process.stdout.fileno()
 
     def closed_ns(self) -> int:
-        """Wait for the answer: the time right before the close, 0 after a connect."""
+        """Wait for the answer: the time right before the close, 0 after any other order."""
         assert self._process.stdout is not None
         # uvloop has made the pipe non-blocking if it ever watched it.
         select.select([self.fileno()], [], [], GIVE_UP)
@@ -59,9 +73,9 @@ class Leaver:
         closed_ns: int = _ANSWER.unpack(answer)[0]
         return closed_ns
 
-    def _order(self, kind: str, *, port: int = 0, delay_us: int = 0, settle_us: int = 0) -> None:
+    def _order(self, kind: str, *, number: int = 0, delay_us: int = 0, settle_us: int = 0) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(_ORDER.pack(ord(kind), port, delay_us, settle_us))
+        self._process.stdin.write(_ORDER.pack(ord(kind), number, delay_us, settle_us))
 
     def close(self) -> None:
         """End the process. Idempotent."""

@@ -16,7 +16,7 @@ import pytest
 from bench import _build, latency, watch_cost
 from bench._bare_loop import BareLoop
 from bench._conditions import Condition, Conditions
-from bench._harness import Report, Row, median_of_ratios, ratio_of_medians, run_command
+from bench._harness import CURVE, Report, Row, median_of_ratios, ratio_of_medians, run_command
 from bench._http_server import VARIANTS
 from bench._leaver import Leaver
 from bench._requests import read_counts
@@ -56,6 +56,12 @@ def test_percentile_is_given_only_where_a_sample_lies_beyond_it() -> None:
     assert set(Row.of("row", "us", range(10)).tail) == {"p90"}
     assert set(Row.of("row", "us", range(999)).tail) == {"p90", "p99"}
     assert set(Row.of("row", "us", range(1000)).tail) == {"p90", "p99", "p99.9"}
+
+
+def test_curve_of_a_row_goes_from_its_least_to_its_largest_sample() -> None:
+    assert "curve" not in Row.of("row", "us", [1.0, 2.0]).to_json()
+    curve = Row.of("row", "us", range(101), has_curve=True).to_json()["curve"]
+    assert curve == pytest.approx(CURVE)
 
 
 def test_row_of_nothing_is_refused() -> None:
@@ -126,7 +132,7 @@ def test_results_name_neither_host_nor_path(tmp_path: Path) -> None:
     assert sys.prefix not in text
 
 
-@pytest.mark.parametrize("bench", ["latency", "watch_cost"])
+@pytest.mark.parametrize("bench", [path.stem for path in sorted(RESULTS_DIR.glob("*.json"))])
 def test_committed_results_have_the_schema(bench: str) -> None:
     results = json.loads((RESULTS_DIR / f"{bench}.json").read_text())
     assert_schema(results)
@@ -217,6 +223,31 @@ def test_leaver_closes_on_command_and_says_when() -> None:
         closed_ns = leaver.closed_ns()
         assert before_ns < closed_ns < time.monotonic_ns()
         assert sock.recv(1) == b""
+
+
+def test_leaver_sends_requests_on_its_newest_connections() -> None:
+    with Leaver() as leaver, leaver.connect() as first, leaver.connect() as second:
+        leaver.request()
+        assert second.recv(100) == b"GET / HTTP/1.1\r\nHost: bench\r\n\r\n"
+        first.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            first.recv(1)
+        leaver.request(2)
+        assert first.recv(100) == second.recv(100)
+        leaver.order_close(delay=0, settle=0)
+        leaver.closed_ns()
+        assert second.recv(1) == b""
+        with pytest.raises(BlockingIOError):
+            first.recv(1)
+
+
+def test_leaver_refuses_what_it_has_no_connection_for(capfd: pytest.CaptureFixture[str]) -> None:
+    leaver = Leaver()
+    leaver.order_close(delay=0, settle=0)
+    with pytest.raises(RuntimeError, match="the leaving client ended with status 1"):
+        leaver.closed_ns()
+    assert "order x 0 with 0 connections: Invalid argument" in capfd.readouterr().err
+    leaver.close()
 
 
 def test_leaver_that_died_is_reported() -> None:
