@@ -71,10 +71,15 @@ build dev: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench.watch_cost
 	$(BIN)/python -m bench.latency
+	$(BIN)/python -m bench.baselines
+	$(BIN)/python -m bench.scaling
+	$(BIN)/python -m bench.plot
 
 bench-quick: $(VENV)/.dev
 	$(BIN)/python -m bench.watch_cost --quick
 	$(BIN)/python -m bench.latency --quick
+	$(BIN)/python -m bench.baselines --quick
+	$(BIN)/python -m bench.scaling --quick
 
 ci: lint types test sanitize tsan
 
