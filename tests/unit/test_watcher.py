@@ -199,8 +199,6 @@ def test_fd_closed_without_detach_is_owner_closed_for_the_next_attach(watcher: W
         fd = pair.server.fileno()
         stale = watcher.attach(pair.server)
         stale.arm(token)
-        # Before the client, whose FIN the thread may otherwise see first.
-        pair.server.close()
         pair.server.close()  # before the client does
     with connected() as pair:
         conn = watcher.attach(fd)
