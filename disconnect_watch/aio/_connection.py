@@ -183,15 +183,19 @@ class LoopConnection:
         return self.has_peer_left
 
     def end_of_stream(self) -> None:
-        """The owner read the peer's FIN, or an end that he made himself by a SHUT_RD."""
+        """The owner read the peer's FIN, or an end that he made himself by a SHUT_RD.
+
+        Of a pipe that he only writes to: that nobody reads it.
+        """
         if not self.conn.is_attached:
             return
         # Under TLS it can be the end of that layer, with no FIN of the socket.
         if not self._is_tls and is_gone(self.conn.fd) is None:
             return
-        if self.is_leave(Reason.FIN):
+        reason = Reason.RESET if self._is_pipe else Reason.FIN
+        if self.is_leave(reason):
             with contextlib.suppress(ClosedError):  # the watcher; the owner must not suffer
-                self.conn.lost(Reason.FIN)
+                self.conn.lost(reason)
 
     def ended(self, error: BaseException | None) -> None:
         """The owner lost the connection; the fd closes after this. Idempotent."""
@@ -233,6 +237,8 @@ class LoopConnection:
     def pause(self) -> None:
         """Leave what the peer sends in the kernel; its partner is ``resume``."""
         self._num_pauses += 1
+        if self._is_pipe:
+            return  # it only writes
         self._pause_transport()
         if self._optins is not None and (self.transport is None or not _is_reading(self.transport)):
             self._optins.unblind()
@@ -357,7 +363,7 @@ def _shadow(
 def _is_reading(transport: asyncio.Transport) -> bool:
     try:
         return transport.is_reading()
-    except (AttributeError, NotImplementedError):  # a pipe's, which only writes
+    except NotImplementedError:
         return False
 
 

@@ -3,6 +3,7 @@
 import array
 import asyncio
 import contextlib
+import ctypes
 import fcntl
 import os
 import select
@@ -134,6 +135,64 @@ def unread_bytes(sock: socket.socket | int) -> int:
     count = array.array("i", [0])
     fcntl.ioctl(sock, termios.FIONREAD, count)
     return count[0]
+
+
+#: Every option that an opt-in may set, and one that none may; what is missing in
+#: ``socket`` is Linux's own number.
+_OPTIONS = {
+    "SO_KEEPALIVE": (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+    "SO_RCVLOWAT": (socket.SOL_SOCKET, socket.SO_RCVLOWAT),
+    "TCP_KEEPIDLE": (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
+    "TCP_KEEPINTVL": (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL),
+    "TCP_KEEPCNT": (socket.IPPROTO_TCP, socket.TCP_KEEPCNT),
+    "TCP_RTO_MAX_MS": (socket.IPPROTO_TCP, 44),
+    "TCP_USER_TIMEOUT": (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
+}
+
+
+def options_of(sock: socket.socket) -> dict[str, bytes]:
+    """The options of a TCP socket, byte for byte; those that this kernel has."""
+    found = {}
+    for name, (level, option) in _OPTIONS.items():
+        with contextlib.suppress(OSError):
+            found[name] = sock.getsockopt(level, option, 16)
+    return found
+
+
+def fill(sock: socket.socket) -> int:
+    """Send until nothing goes any more, and go on while room appears; returns the bytes."""
+    num_bytes = 0
+    timeout = sock.gettimeout()
+    sock.setblocking(False)
+    while select.select([], [sock], [], 0.02)[1]:
+        with contextlib.suppress(BlockingIOError):
+            num_bytes += sock.send(bytes(65536))
+    sock.settimeout(timeout)
+    return num_bytes
+
+
+class _Instruction(ctypes.Structure):
+    _fields_ = (
+        ("code", ctypes.c_uint16),
+        ("jt", ctypes.c_uint8),
+        ("jf", ctypes.c_uint8),
+        ("k", ctypes.c_uint32),
+    )
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("len", ctypes.c_uint16), ("filter", ctypes.POINTER(_Instruction)))
+
+
+def vanish(sock: socket.socket) -> None:
+    """From now on a TCP socket neither hears nor answers, as if its host had lost its cable.
+
+    A socket filter drops each segment before TCP sees it: ``BPF_RET | BPF_K``, 0 bytes.
+    """
+    drop = _Instruction(0x06, 0, 0, 0)
+    program = _Program(1, ctypes.pointer(drop))
+    so_attach_filter = 26
+    sock.setsockopt(socket.SOL_SOCKET, so_attach_filter, bytes(program))
 
 
 def reset(client: socket.socket, peer: socket.socket | None = None) -> None:
