@@ -18,8 +18,8 @@ FORMATTED := $(wildcard $(addsuffix /*.[ch],csrc tests/c tests/native disconnect
 STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
 	-Wstrict-prototypes -Wmissing-prototypes -Werror -Idisconnect_watch/include
 
-.PHONY: serve test test-py test-all test-c matrix sanitize tsan lint types fmt build dev bench \
-	bench-quick ci clean
+.PHONY: serve test test-py test-all test-c matrix stress-core sanitize tsan lint types fmt build dev \
+	bench bench-quick ci clean
 
 serve: $(VENV)/.serve
 	$(BIN)/disconnect-watch serve --http-port $(PORT) --metrics-port $(METRICS_PORT) \
@@ -37,6 +37,10 @@ test-all: test-c $(VENV)/.dev
 # Each way to leave, over each kind of connection, in each state of its owner.
 matrix: $(VENV)/.dev
 	$(BIN)/python -m tests.matrix --write docs/matrix.md
+
+# The races, 100,000 times each; seeded.
+stress-core: $(VENV)/.dev
+	$(BIN)/python -m tests.stress
 
 test-c:
 	$(MAKE) -C tests/c run SAN=none
