@@ -434,7 +434,7 @@ def read_all(client: socket.socket) -> bytes:
 def test_client_that_resets_while_the_answer_is_flushed_cancels(run: LoopRunner) -> None:
     async def body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
-        writer.write(b"x" * 4_000_000)
+        writer.write(b"x" * 16_000_000)  # more than both kernel buffers take
         writer.close()
         await forever()
 

@@ -20,8 +20,9 @@ WAYS = ("fin", "close_notify_and_fin", "rst")
 class Client:
     """A TLS client whose socket can be left in the ways that TLS knows."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    def __init__(self, address: tuple[str, int], *, greeting: bytes = b"") -> None:
         self.raw = socket.create_connection(address, 10)
+        assert self.raw.recv(len(greeting)) == greeting
         self.tls = client_context().wrap_socket(
             self.raw, server_hostname="localhost", suppress_ragged_eofs=False
         )
@@ -199,6 +200,8 @@ def test_stream_that_starts_tls_inside_a_handler_is_still_watched(run: LoopRunne
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with watch(writer):
             await asyncio.sleep(0)
+        # The client's hello must not come before the transport that can read it.
+        writer.write(b"+")
         await writer.start_tls(server_context())
         try:
             async with watch(writer):
@@ -212,7 +215,8 @@ def test_stream_that_starts_tls_inside_a_handler_is_still_watched(run: LoopRunne
     async def main() -> None:
         server = await start_server(handle, "127.0.0.1", 0)
         async with server:
-            client = await asyncio.to_thread(Client, server.sockets[0].getsockname())
+            address = server.sockets[0].getsockname()
+            client = await asyncio.to_thread(Client, address, greeting=b"+")
             assert await asyncio.to_thread(client.tls.recv, 1) == b"."
             client.leave("fin")
             await until(lambda: reasons)
