@@ -226,8 +226,6 @@ class _HandlerProtocol(asyncio.StreamReaderProtocol):
         if not asyncio.iscoroutine(result):
             return
         connection.handler = self
-        self._handling = self._serving_loop.create_task(result)
-        self._handling.add_done_callback(self._handled)
         # Two watches: one that fired for a tolerated FIN is spent for the reset after it.
         masks = [mask for mask in (MASK_GONE, MASK_FIN) if mask & self._policy.mask]
         self._watch_ids = [
@@ -235,6 +233,9 @@ class _HandlerProtocol(asyncio.StreamReaderProtocol):
             for mask in masks
         ]
         connection.opt_in(self, self._policy)
+        # Last, since an eager task runs to its first wait within this call.
+        self._handling = self._serving_loop.create_task(result)
+        self._handling.add_done_callback(self._handled)
 
     def _handled(self, task: asyncio.Task[None]) -> None:
         self._handling = None

@@ -1,7 +1,8 @@
-"""Run a coroutine on either kind of loop, and let no error pass unseen."""
+"""Run a coroutine on every kind of loop, and let no error pass unseen."""
 
 import asyncio
 import gc
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -9,18 +10,29 @@ import uvloop
 
 T = TypeVar("T")
 
-LOOP_KINDS = ("asyncio", "uvloop")
 LOOP_FACTORIES: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
     "uvloop": uvloop.new_event_loop,
 }
+
+if sys.version_info >= (3, 12):
+
+    def _new_eager_loop() -> asyncio.AbstractEventLoop:
+        loop = asyncio.new_event_loop()
+        loop.set_task_factory(asyncio.eager_task_factory)
+        return loop
+
+    #: Tasks run to their first wait within ``create_task``.
+    LOOP_FACTORIES["eager"] = _new_eager_loop
+
+LOOP_KINDS = tuple(LOOP_FACTORIES)
 
 
 class LoopRunner:
     """Runs coroutine functions, each on a new loop of one kind.
 
     Attributes:
-        kind: "asyncio" or "uvloop".
+        kind: "asyncio", "uvloop", or from Python 3.12 on "eager".
         reports: what reached the loop's exception handler in the last run.
     """
 
