@@ -18,8 +18,8 @@ FORMATTED := $(wildcard $(addsuffix /*.[ch],csrc tests/c tests/native disconnect
 STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
 	-Wstrict-prototypes -Wmissing-prototypes -Werror -Idisconnect_watch/include
 
-.PHONY: serve test test-py test-all test-c matrix stress-core sanitize tsan lint types fmt build dev \
-	bench bench-quick ci clean
+.PHONY: serve test test-py test-all test-c matrix stress-core sanitize tsan lint types fmt build \
+	dev bench bench-quick test-core test-pythons ci clean
 
 serve: $(VENV)/.serve
 	$(BIN)/disconnect-watch serve --http-port $(PORT) --metrics-port $(METRICS_PORT) \
@@ -44,6 +44,20 @@ stress-core: $(VENV)/.dev
 
 test-c:
 	$(MAKE) -C tests/c run SAN=none
+
+# What needs no torch, see tests/conftest.py; in a venv that has it, all there is.
+test-core: $(VENV)/.test-core
+	$(BIN)/python -m pytest -q
+
+# The core suite on every other Python that is here, each in a venv of its own.
+test-pythons:
+	@own=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	.ci/pythons | while read -r version path; do \
+		[ "$$version" != "$$own" ] || continue; \
+		echo "Python $$version: $$path"; \
+		$(MAKE) --no-print-directory test-core PYTHON="$$path" VENV=".venv-$$version" </dev/null \
+			|| exit 1; \
+	done
 
 sanitize:
 	$(MAKE) -C tests/c run SAN=address,undefined
@@ -85,10 +99,10 @@ bench-quick: $(VENV)/.dev
 	$(BIN)/python -m bench.baselines --quick
 	$(BIN)/python -m bench.scaling --quick
 
-ci: lint types test sanitize tsan
+ci: lint types test test-pythons sanitize tsan
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info tests/c/build disconnect_watch/_core.c \
+	rm -rf $(VENV) .venv-3.* build dist *.egg-info tests/c/build disconnect_watch/_core.c \
 		disconnect_watch/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # The venv, with a word on what a bare system lacks.
@@ -115,6 +129,10 @@ $(VENV)/.serve: $(VENV)/.installed-server $(SOURCES)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed-dev $(SOURCES)
+	$(BIN)/python setup.py -q build_ext --inplace
+	@touch $@
+
+$(VENV)/.test-core: $(VENV)/.installed-test-core $(SOURCES)
 	$(BIN)/python setup.py -q build_ext --inplace
 	@touch $@
 

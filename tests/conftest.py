@@ -4,6 +4,7 @@ import faulthandler
 import gc
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 import uvloop
@@ -15,6 +16,25 @@ from tests.support.net import KINDS, LEAVES, POLLERS, Pair, connected, open_fds,
 
 faulthandler.enable()
 uvloop.new_event_loop().close()  # libuv's signal pipe is the process's for ever
+
+#: What needs the engine or the frontend. All else is the core suite, which runs on every
+#: Python and against an installed wheel, without torch; a test that does not belong
+#: there fails to import.
+BEYOND_THE_CORE = [
+    "integration/test_serve_*",
+    "integration/test_stress.py",
+    "machines/test_engine_machine.py",
+    "machines/test_pool_machine.py",
+    "machines/test_scheduler_machine.py",
+    "unit/test_bench.py",
+    "unit/test_block_pool.py",
+    "unit/test_engine_*",
+    "unit/test_scheduler.py",
+    "unit/test_server_*",
+    "unit/test_stress.py",
+    "unit/test_tiny_model.py",
+]
+collect_ignore_glob = [] if find_spec("torch") else BEYOND_THE_CORE
 
 
 @pytest.fixture(params=POLLERS)
