@@ -19,7 +19,7 @@ STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
 	-Wstrict-prototypes -Wmissing-prototypes -Werror -Idisconnect_watch/include
 
 .PHONY: serve test test-py test-all test-c matrix stress-core sanitize tsan lint types fmt build \
-	dev bench bench-quick test-core test-pythons ci clean
+	dev bench bench-quick test-core test-pythons wheel ci clean
 
 serve: $(VENV)/.serve
 	$(BIN)/disconnect-watch serve --http-port $(PORT) --metrics-port $(METRICS_PORT) \
@@ -98,6 +98,17 @@ bench-quick: $(VENV)/.dev
 	$(BIN)/python -m bench.latency --quick
 	$(BIN)/python -m bench.baselines --quick
 	$(BIN)/python -m bench.scaling --quick
+
+# For $(PYTHON) alone. The tag says how new the glibc of this machine is: a wheel that
+# older systems take comes from a run in a manylinux container.
+wheel: $(VENV)/.dev
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir build/dist
+	PATH="$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/dist/*.whl
+	mv build/dist/*.tar.gz dist
+	rm -rf build/dist
+	$(BIN)/auditwheel show dist/*.whl
+	.ci/try-wheel $(BIN)/python
 
 ci: lint types test test-pythons sanitize tsan
 
