@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -15,10 +16,12 @@ import disconnect_watch as dw
 from disconnect_watch import cli
 from disconnect_watch.backends.engine import EngineBackend
 from disconnect_watch.server import Frontend, create_app
-from disconnect_watch.stress import Report, StressOptions, Way, run_stress
-from disconnect_watch.stress.client import Outcome
+from disconnect_watch.stress import Point, Report, StressOptions, Way, run_stress
+from disconnect_watch.stress.client import Ending, Outcome, run_client
 from disconnect_watch.stress.generate import GenerateExchange
+from disconnect_watch.stress.ledger import ServerCounts, settled_counts
 from disconnect_watch.stress.lines import LineExchange
+from disconnect_watch.stress.plan import ClientPlan, Leave
 from disconnect_watch.stress.target import Target
 from tests.support.command import Process, running
 from tests.support.engine import make_engine
@@ -108,6 +111,118 @@ def test_handler_is_cancelled_for_each_that_left_in_mid_answer(run: LoopRunner) 
     assert report.counts.outcomes[Outcome.LEFT] == 20
     assert report.counts.num_left_reading > 0
     assert num_cancelled <= 20 - report.counts.num_left_incomplete
+
+
+def one_client(
+    run: LoopRunner, leave: Leave, serve: Callable[[socket.socket], bytes]
+) -> tuple[Ending, bytes]:
+    """How a client ended whose server is a plain socket, and what ``serve`` saw of it."""
+
+    async def main() -> tuple[Ending, bytes]:
+        with listener("tcp") as listening:
+            listening.settimeout(10)
+            address = await Target(*listening.getsockname()).resolve()
+            plan = ClientPlan(0, leave)
+            client = asyncio.create_task(run_client(address, ECHO, plan=plan, within=10))
+            accepted, _ = await asyncio.to_thread(listening.accept)
+            with accepted:
+                seen = await asyncio.to_thread(serve, accepted)
+                return await client, seen
+
+    return run(main)
+
+
+def read_to_end(accepted: socket.socket) -> bytes:
+    accepted.settimeout(10)
+    return b"".join(iter(lambda: accepted.recv(100), b""))
+
+
+def leave_by(way: Way, point: Point = Point.AT_ONCE) -> Leave:
+    return Leave(way, point, fraction=0.5, delay=0.01, num_pieces=1)
+
+
+@pytest.mark.parametrize("point", [Point.AT_ONCE, Point.WAITING])
+@pytest.mark.parametrize(
+    ("way", "seen"),
+    [(Way.FIN, b"hello 0\n"), (Way.BEHIND_REQUEST, b"hello 0\nhello 0\n")],
+)
+def test_close_comes_behind_all_that_was_sent(
+    run: LoopRunner, way: Way, point: Point, seen: bytes
+) -> None:
+    left = Ending(Outcome.LEFT, is_request_complete=True)
+    assert one_client(run, leave_by(way, point), read_to_end) == (left, seen)
+
+
+def test_client_that_leaves_in_its_request_has_sent_a_part_of_it(run: LoopRunner) -> None:
+    leave = leave_by(Way.FIN, Point.IN_REQUEST)
+    assert one_client(run, leave, read_to_end) == (Ending(Outcome.LEFT), b"hell")
+
+
+def test_reset_is_one(run: LoopRunner) -> None:
+    def serve(accepted: socket.socket) -> bytes:
+        with pytest.raises(ConnectionResetError):
+            read_to_end(accepted)
+        return b""
+
+    ending, _ = one_client(run, leave_by(Way.RST), serve)
+    assert ending.outcome is Outcome.LEFT
+
+
+def test_half_closed_client_that_is_answered_has_not_left(run: LoopRunner) -> None:
+    def serve(accepted: socket.socket) -> bytes:
+        seen = read_to_end(accepted)
+        accepted.sendall(b"hello 0\n")
+        return seen
+
+    ending, seen = one_client(run, leave_by(Way.HALF_CLOSE), serve)
+    assert (ending.outcome, seen) == (Outcome.ANSWERED, b"hello 0\n")
+
+
+@pytest.mark.parametrize("answer", [b"", b"hel", b"not this\n"])
+def test_half_closed_client_that_is_turned_away_has_left(run: LoopRunner, answer: bytes) -> None:
+    def serve(accepted: socket.socket) -> bytes:
+        seen = read_to_end(accepted)
+        accepted.sendall(answer)
+        accepted.shutdown(socket.SHUT_WR)
+        return seen
+
+    ending, _ = one_client(run, leave_by(Way.HALF_CLOSE), serve)
+    assert ending.outcome is Outcome.LEFT
+
+
+def page(num_running: int) -> bytes:
+    """A page of metrics with so many requests in the engine."""
+    samples = {
+        'dw_requests_total{outcome="finished",phase="decode"}': 3,
+        'dw_requests_total{outcome="cancelled",phase="prefill"}': 1,
+        'dw_requests_total{outcome="cancelled",phase="decode"}': 1,
+        'dw_requests_total{outcome="failed",phase="decode"}': 0,
+        'dw_requests{state="waiting"}': 0,
+        'dw_requests{state="running"}': num_running,
+        'dw_kv_blocks{state="used"}': 0,
+        'dw_kv_blocks{state="retained"}': 0,
+        "dw_unacked_cancels": 0,
+    }
+    body = "".join(f"{name} {value}.0\n" for name, value in samples.items())
+    return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+def test_server_is_settled_when_two_readings_in_a_row_say_so(run: LoopRunner) -> None:
+    pages = [page(num_running) for num_running in (1, 0, 2, 0, 0, 9)]
+
+    async def scrape(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(pages.pop(0))
+        writer.close()
+
+    async def main() -> ServerCounts | None:
+        server = await dw.start_server(scrape, "127.0.0.1", 0)
+        async with server:
+            target = Target(*server.sockets[0].getsockname()).with_path("/metrics")
+            return await settled_counts(target, is_settled=lambda read: read.is_idle, within=20)
+
+    assert run(main) == ServerCounts(3, 2, 0, 0, 0, 0, 0)
+    assert pages == [page(9)]
 
 
 def lossy(num_good: int) -> Handler:
