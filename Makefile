@@ -18,8 +18,8 @@ FORMATTED := $(wildcard $(addsuffix /*.[ch],csrc tests/c tests/native disconnect
 STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
 	-Wstrict-prototypes -Wmissing-prototypes -Werror -Idisconnect_watch/include
 
-.PHONY: serve test test-py test-all test-c matrix stress-core sanitize tsan lint types fmt build \
-	dev bench bench-quick test-core test-pythons wheel ci clean
+.PHONY: serve test test-py test-all test-c matrix stress-core sanitize tsan valgrind fuzz mutants \
+	lint types fmt build dev bench bench-quick test-core test-pythons wheel ci clean
 
 serve: $(VENV)/.serve
 	$(BIN)/disconnect-watch serve --http-port $(PORT) --metrics-port $(METRICS_PORT) \
@@ -64,6 +64,18 @@ sanitize:
 
 tsan:
 	$(MAKE) -C tests/c run SAN=thread
+
+# Slow: some minutes. The part that CI runs is PROGRAMS="test_stale test_mailbox".
+valgrind:
+	$(MAKE) -C tests/c valgrind
+
+# For TIME seconds, 20 unless told otherwise.
+fuzz:
+	$(MAKE) -C tests/c fuzz
+
+# Takes each guard of tests/mutants.toml out and sees its test fail: half an hour.
+mutants: $(VENV)/.dev
+	$(BIN)/python -m tests.mutants
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -111,6 +123,8 @@ wheel: $(VENV)/.dev
 	.ci/try-wheel $(BIN)/python
 
 ci: lint types test test-pythons sanitize tsan
+	$(MAKE) fuzz TIME=15
+	$(MAKE) valgrind PROGRAMS="test_stale test_mailbox"
 
 clean:
 	rm -rf $(VENV) .venv-3.* build dist *.egg-info tests/c/build disconnect_watch/_core.c \
