@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import gc
+import itertools
 import math
 import os
 import threading
@@ -98,6 +99,24 @@ def test_callback_runs_once_off_the_caller_thread() -> None:
 def test_callback_added_after_the_cancel_runs_too() -> None:
     token = CancelToken()
     token.cancel()
+    calls: list[CancelToken] = []
+    token.add_callback(calls.append)
+    wait_until(lambda: calls == [token])
+
+
+def is_asleep(thread: threading.Thread) -> bool:
+    with open(f"/proc/self/task/{thread.native_id}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0] == "S"
+
+
+def test_callback_added_after_the_cancel_wakes_the_thread_that_serves_others() -> None:
+    token = CancelToken()
+    token.cancel()
+    waiting = CancelToken()
+    waiting.add_callback(lambda _: None)
+    (thread,) = (t for t in threading.enumerate() if t.name == "disconnect-watch-callbacks")
+    looks = itertools.count()  # more than one: it sleeps for moments on its way, too
+    wait_until(lambda: is_asleep(thread) and next(looks) == 5)
     calls: list[CancelToken] = []
     token.add_callback(calls.append)
     wait_until(lambda: calls == [token])

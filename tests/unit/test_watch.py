@@ -577,6 +577,19 @@ def test_protocol_of_ones_own_is_resumed(run: LoopRunner, tcp: Pair) -> None:
     run(main)
 
 
+def test_pause_of_the_owner_of_a_protocol_is_not_resumed(run: LoopRunner, tcp: Pair) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_connection(asyncio.Protocol, sock=tcp.server)
+        transport.pause_reading()
+        async with watch(transport):
+            await asyncio.sleep(0)
+        assert not transport.is_reading()
+        transport.close()
+
+    run(main)
+
+
 # --- whose close it is ------------------------------------------------------------------
 
 
@@ -779,6 +792,29 @@ def test_protocol_without_attributes_is_attached_for_each_block(run: LoopRunner)
                     pair.leave("rst")
                     await forever()
             transport.close()
+
+    run(main)
+
+
+def test_fd_number_that_another_transport_got_amid_a_block_is_another_connection(
+    run: LoopRunner,
+) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with connected() as first:
+            number = first.server.fileno()
+            transport, _ = await loop.create_connection(Slotted, sock=first.server)
+            async with watch(transport):
+                transport.abort()
+                await until(lambda: number not in open_fds())
+                server, client = socket.socketpair()
+                assert server.fileno() == number
+                successor, _ = await loop.create_unix_connection(Slotted, sock=server)
+                with pytest.raises(ClientDisconnected):
+                    async with watch(successor):
+                        client.close()
+                        await forever()
+                successor.close()
 
     run(main)
 
