@@ -9,6 +9,10 @@ from tests.mutants import ROOT, Mutant, load, table
 
 TESTS = Path(__file__).parents[1]
 
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "csrc").exists(), reason="the tests run without the code that they are about"
+)
+
 
 @pytest.mark.parametrize("mutant", load(), ids=lambda mutant: f"{mutant.guard}-{mutant.without}")
 def test_guard_and_its_test_are_where_the_list_says(mutant: Mutant) -> None:
