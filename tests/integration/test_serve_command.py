@@ -1,11 +1,14 @@
 """``disconnect-watch serve`` as its users run it: a process, curl, signals."""
 
+import contextlib
 import json
 import logging
+import os
 import re
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import pytest
 
 from disconnect_watch import cli
 from disconnect_watch.backends.engine import EngineBackend
+from disconnect_watch.engine import DEFAULT_MODEL
 from disconnect_watch.server import bind
 from tests.support.command import FREE_PORTS, running
 from tests.support.net import wait_until
@@ -22,14 +26,72 @@ STREAM = "/v2/models/tiny/generate_stream"
 ENDLESS = {"text_input": "The class", "max_tokens": 100_000, "ignore_eos": True}
 
 
-def test_an_interrupted_curl_shows_in_the_metrics_and_sigterm_ends_in_order() -> None:
-    with running("--grace", "0.3") as server:
+@pytest.fixture
+def endless(tmp_path: Path) -> tuple[str, ...]:
+    """Options for the package's model with room for ENDLESS, which no machine ends in a test."""
+    model = tmp_path / "tiny"
+    model.mkdir()
+    for file in DEFAULT_MODEL.iterdir():
+        (model / file.name).symlink_to(file)
+    config = json.loads((DEFAULT_MODEL / "config.json").read_text())
+    (model / "config.json").unlink()
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1 << 17}))
+    return "--model", str(model), "--max-num-seqs", "1"
+
+
+def children() -> set[int]:
+    """The pids of this process's children, the dead that nobody waited for included."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for task in tasks for pid in task.read_text().split()}
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_server_that_does_not_come_up_is_not_left_behind() -> None:
+    before = children()
+    # Symptom: a test that failed while it waited for the server left it running for ever.
+    with (
+        pytest.raises(AssertionError, match="not within"),
+        running("--log-level", "error", within=0.01),
+    ):
+        pass
+    assert children() == before
+
+
+def test_a_server_does_not_outlive_a_test_run_that_is_killed() -> None:
+    script = (
+        "import os; from tests.support.command import Process; "
+        "print(Process().process.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    pid = int(done.stdout)
+    try:
+        wait_until(lambda: not is_running(pid))
+    finally:
+        if is_running(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_an_interrupted_curl_shows_in_the_metrics_and_sigterm_ends_in_order(
+    endless: tuple[str, ...],
+) -> None:
+    with running("--grace", "0.3", *endless) as server:
         assert 'dw_requests_total{outcome="cancelled",phase="decode"} 0.0' in server.metrics()
         # The very command that the server's own line suggests.
         (said,) = [line for line in server.lines if line.startswith("serving tiny on")]
         tried = re.search(r"try: (curl .*)$", said)
         assert tried is not None
-        with subprocess.Popen(shlex.split(tried[1]), stdout=subprocess.PIPE) as curl:
+        with (
+            subprocess.Popen(shlex.split(tried[1]), stdout=subprocess.PIPE) as curl,
+            contextlib.ExitStack() as at_end,
+        ):
+            at_end.callback(curl.kill)  # a failure would wait for its end
             assert curl.stdout is not None
             first = curl.stdout.readline()
             assert json.loads(first.removeprefix(b"data: "))["model_name"] == "tiny"
@@ -59,8 +121,11 @@ def test_an_interrupted_curl_shows_in_the_metrics_and_sigterm_ends_in_order() ->
         assert "Traceback" not in "".join(server.lines)
 
 
-def test_ctrl_c_ends_in_order_and_a_second_signal_at_once() -> None:
-    with running("--grace", "1000") as server, Client(server.port) as client:
+def test_ctrl_c_ends_in_order_and_a_second_signal_at_once(endless: tuple[str, ...]) -> None:
+    with (
+        running("--grace", "1000", *endless) as server,
+        Client(server.port) as client,
+    ):
         client.post(STREAM, ENDLESS)
         client.read_until(b"\n\n")
         server.process.send_signal(signal.SIGINT)

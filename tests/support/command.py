@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -11,6 +12,15 @@ from typing import Any
 
 from tests.support.net import wait_until
 
+#: Runs the command, and has the kernel kill it should this process die before it
+#: (PR_SET_PDEATHSIG): a test run that is killed tidies nothing up.
+_LAUNCH = """
+import ctypes, os, runpy, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() == int(sys.argv.pop(1)):
+    runpy.run_module("disconnect_watch.cli", run_name="__main__", alter_sys=True)
+"""
+
 FREE_PORTS = ("--http-port", "0", "--metrics-port", "0")
 
 
@@ -19,21 +29,28 @@ class Process:
 
     Attributes:
         lines: what it said so far.
+        port, metrics_port: from ``wait_until_it_serves`` on.
     """
+
+    port: int
+    metrics_port: int
 
     def __init__(self, *options: str) -> None:
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "disconnect_watch.cli", "serve", *FREE_PORTS, *options],
+            [sys.executable, "-c", _LAUNCH, str(os.getpid()), "serve", *FREE_PORTS, *options],
             stderr=subprocess.PIPE,
             text=True,
         )
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
-        wait_until(lambda: self.process.poll() is not None or self.events("serving"), 50)
+
+    def wait_until_it_serves(self, within: float) -> None:
+        wait_until(lambda: self.process.poll() is not None or self.events("serving"), within)
+        assert self.process.poll() is None, self.lines
         (serving,) = self.events("serving")
-        self.port: int = serving["http_port"]
-        self.metrics_port: int = serving["metrics_port"]
+        self.port = serving["http_port"]
+        self.metrics_port = serving["metrics_port"]
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -58,8 +75,7 @@ class Process:
         return code
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
+        self.process.kill()  # does nothing where it has ended
         self.process.wait(10)
         self._reader.join(10)
         assert self.process.stderr is not None
@@ -67,9 +83,11 @@ class Process:
 
 
 @contextlib.contextmanager
-def running(*options: str) -> Iterator[Process]:
+def running(*options: str, within: float = 50) -> Iterator[Process]:
+    """The command, ready; killed at the end, whatever happened, so that none is left behind."""
     process = Process(*options)
     try:
+        process.wait_until_it_serves(within)
         yield process
     finally:
         process.close()
