@@ -12,8 +12,11 @@
 #include "dw_error.h"
 #include "dw_poller.h"
 
-/* tcpi_rcv_wnd, Linux 6.2: not in every libc's struct tcp_info. */
-#define RCV_WND_OFFSET 232
+/* Not in every libc's struct tcp_info: tcpi_segs_out and tcpi_segs_in of Linux
+ * 4.2, tcpi_rcv_wnd of 6.2. */
+#define SEGS_OUT_OFFSET 136
+#define SEGS_IN_OFFSET  140
+#define RCV_WND_OFFSET  232
 
 /* Pipes are numbered apart from sockets. */
 #define PIPE_COOKIE (UINT64_C(1) << 63)
@@ -61,6 +64,35 @@ static int identify_pipe(int fd, dw_sock_kind *out)
     return DW_OK;
 }
 
+static int get_tcp_facts(int fd, tcp_facts *out, size_t *out_size)
+{
+    *out = (tcp_facts){0};
+    socklen_t size = sizeof(*out);
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, out, &size))
+        return -errno;
+    *out_size = size;
+    return DW_OK;
+}
+
+/* A socket before its connect() looks to a poller, and in its state, as one that
+ * a reset has ended; but that one got a segment at least. getpeername() does not
+ * tell the two apart over TCP; over AF_UNIX it names a peer that left, too. */
+static bool was_never_connected(int fd, const dw_sock_kind *kind)
+{
+    if (kind->family == AF_UNIX) {
+        struct sockaddr_storage peer;
+        socklen_t length = sizeof(peer);
+        return getpeername(fd, (struct sockaddr *)&peer, &length) &&
+               errno == ENOTCONN;
+    }
+    tcp_facts facts;
+    size_t size;
+    return kind->is_tcp && !get_tcp_facts(fd, &facts, &size) &&
+           facts.known.tcpi_state == TCP_CLOSE && size > SEGS_IN_OFFSET &&
+           !facts.words[SEGS_OUT_OFFSET / 4] &&
+           !facts.words[SEGS_IN_OFFSET / 4];
+}
+
 int dw_sock_identify(int fd, dw_sock_kind *out)
 {
     *out = (dw_sock_kind){0};
@@ -85,22 +117,12 @@ int dw_sock_identify(int fd, dw_sock_kind *out)
     out->cookie = get_cookie(fd);
     out->family = family;
     out->is_tcp = protocol == IPPROTO_TCP;
-    return DW_OK;
+    return was_never_connected(fd, out) ? DW_ENOTSOCK : DW_OK;
 }
 
 bool dw_sock_is_same(int fd, const dw_sock_kind *kind)
 {
     return get_cookie(fd) == kind->cookie;
-}
-
-static int get_tcp_facts(int fd, tcp_facts *out, size_t *out_size)
-{
-    *out = (tcp_facts){0};
-    socklen_t size = sizeof(*out);
-    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, out, &size))
-        return -errno;
-    *out_size = size;
-    return DW_OK;
 }
 
 static uint64_t heard_ms_ago(const struct tcp_info *info)

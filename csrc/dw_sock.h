@@ -24,7 +24,8 @@ typedef struct {
 } dw_sock_silence;
 
 /* ERRORS: DW_EBADF, DW_ENOTSOCK: no stream socket and no write end of a pipe or
- * FIFO, a listening socket, or a FIFO open both ways (it is its own reader). */
+ * FIFO, a listening socket, one that was never connected, or a FIFO open both
+ * ways (it is its own reader). A socket that connects is one already. */
 int dw_sock_identify(int fd, dw_sock_kind *out);
 
 /* False when fd is closed, or names another socket than it did. */

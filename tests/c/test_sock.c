@@ -1,5 +1,8 @@
 /* One look at a socket that is registered nowhere. */
+#include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -74,6 +77,46 @@ TEST(is_gone_refuses_what_is_no_stream_socket)
         close(fds[i]);
         CHECK_EQ(dw_sock_is_gone(fds[i]), DW_EBADF);
     }
+}
+
+TEST(is_gone_refuses_what_was_never_connected)
+{
+    /* Symptom: it had left, by FIN. */
+    static const int families[] = {AF_INET, AF_INET6, AF_UNIX};
+    for (int i = 0; i < 3; i++) {
+        int fd = socket(families[i], SOCK_STREAM, 0);
+        CHECK_EQ(dw_sock_is_gone(fd), DW_ENOTSOCK);
+        close(fd);
+    }
+}
+
+TEST(is_gone_takes_what_is_connecting)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    socklen_t length = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK_EQ(listen(listener, 0), 0);
+    CHECK_EQ(getsockname(listener, (struct sockaddr *)&address, &length), 0);
+    /* The one that fits the backlog, and one that has to wait. */
+    int first = socket(AF_INET, SOCK_STREAM, 0);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    CHECK_EQ(connect(first, (struct sockaddr *)&address, length), 0);
+    CHECK_EQ(connect(fd, (struct sockaddr *)&address, length), -1);
+    CHECK_EQ(errno, EINPROGRESS);
+    CHECK_EQ(net_tcp_state(fd), TCP_SYN_SENT);
+    CHECK_EQ(dw_sock_is_gone(fd), DW_REASON_NONE);
+    close(fd);
+    close(first);
+    close(listener);
+}
+
+TEST_EACH(is_gone_sees_a_reset_that_its_owner_has_read, kind_case, kind, kinds)
+{
+    net_pair net = net_open(kind->kind);
+    net_leave(&net, LEAVE_RST);
+    CHECK_EQ(net_try_receive(net.server), -ECONNRESET);
+    CHECK(dw_sock_is_gone(net.server) > 0);
+    net_close(&net);
 }
 
 TEST_EACH(every_socket_has_a_number_of_its_own, kind_case, kind, kinds)
