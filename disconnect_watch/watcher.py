@@ -174,7 +174,8 @@ class Watcher(_core.Watcher):
             vanish_after: see ``Connection.set_vanish_after``; None for the watcher's.
 
         Raises:
-            UnsupportedSocketError: closed, or neither of these.
+            UnsupportedSocketError: a closed socket object, or none of these.
+            OSError: EBADF, a number that names no open file.
             ValueError: vanish_after is no bound that can be kept.
             FileExistsError: this fd is attached already.
             ClosedError: the watcher was closed.
@@ -414,8 +415,9 @@ def is_gone(sock: HasFileno | int) -> Reason | None:
         How the peer left, or None while nothing says so.
 
     Raises:
-        UnsupportedSocketError: closed, or neither a connected stream socket nor the
-            write end of a pipe.
+        UnsupportedSocketError: a closed socket object, or neither a connected stream
+            socket nor the write end of a pipe.
+        OSError: EBADF, a number that names no open file.
 
     Threads: any.
     """

@@ -87,6 +87,7 @@ def watch(
         TypeError: on entry; ``target`` is none of these.
         UnsupportedSocketError: on entry; no connected stream socket, a closed one,
             or a transport whose end cannot be followed.
+        OSError: on entry; EBADF, a number that names no open file.
         ClientDisconnected: at the end of the block; the client left inside it.
 
     Threads: inside a task of a running loop.

@@ -257,6 +257,25 @@ def test_wrong_things_to_attach_are_named(watcher: Watcher) -> None:
         watcher.attach(datagram)
 
 
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6, socket.AF_UNIX])
+def test_a_socket_that_was_never_connected_has_no_peer_to_leave(
+    watcher: Watcher, family: socket.AddressFamily
+) -> None:
+    # Symptom: its peer had left, by FIN.
+    with socket.socket(family) as fresh:
+        with pytest.raises(UnsupportedSocketError, match=str(fresh.fileno())):
+            is_gone(fresh)
+        with pytest.raises(UnsupportedSocketError, match=str(fresh.fileno())):
+            watcher.attach(fresh)
+
+
+def test_a_number_that_names_no_file_is_the_systems_error(watcher: Watcher) -> None:
+    for look in (is_gone, watcher.attach):
+        with pytest.raises(OSError, match="999999") as caught:
+            look(999_999)
+        assert caught.value.errno == errno.EBADF
+
+
 def test_one_fd_is_attached_once(watcher: Watcher, pair: Pair) -> None:
     with watcher.attach(pair.server), pytest.raises(FileExistsError):
         watcher.attach(pair.server)
