@@ -164,7 +164,8 @@ int dw_watcher_reblind(dw_watcher *watcher, dw_conn_id conn);
 int dw_watcher_fd(dw_watcher *watcher);
 int dw_watcher_poll(dw_watcher *watcher, int timeout_ms);
 
-void dw_watcher_read_stats(dw_watcher *watcher, dw_watcher_stats *out);
+/* ERRORS: DW_EFORKED, and all counters are 0. */
+int dw_watcher_read_stats(dw_watcher *watcher, dw_watcher_stats *out);
 
 /* A mailbox: fired watches wait in it for one consumer, whose loop polls the
  * notify fd. Many threads post.

@@ -300,14 +300,14 @@ int dw_watcher_poll(dw_watcher *watcher, int timeout_ms)
     return is_stopping ? DW_ECLOSED : rc;
 }
 
-void dw_watcher_read_stats(dw_watcher *watcher, dw_watcher_stats *out)
+int dw_watcher_read_stats(dw_watcher *watcher, dw_watcher_stats *out)
 {
     *out = (dw_watcher_stats){
         .poller = watcher->ops->name,
         .driver = watcher->driver,
     };
     if (dw_fork_is_child(&watcher->guard))
-        return;
+        return DW_EFORKED;
     pthread_mutex_lock(&watcher->lock);
     out->num_connections = watcher->num_connections;
     uint32_t num_used = watcher->num_used;
@@ -335,6 +335,7 @@ void dw_watcher_read_stats(dw_watcher *watcher, dw_watcher_stats *out)
     memcpy(out->num_signals, watcher->shared.num_signals,
            sizeof(out->num_signals));
     dw_lock_release(&watcher->shared.lock);
+    return DW_OK;
 }
 
 const dw_fork_guard *dw_watcher_guard(const dw_watcher *watcher)

@@ -127,6 +127,9 @@ cdef class Flag:
             _check(rc, "allocate a cancel flag")
         self._word = _dw.dw_flag_address(table._flags, self._flag.slot)
 
+    def __init__(self):
+        """Refuse arguments, which neither ``__cinit__`` nor ``object`` does here."""
+
     def __dealloc__(self):
         if self._flag.generation:
             _dw.dw_flag_release(self.table._flags, self._flag)
@@ -237,7 +240,9 @@ cdef class Watcher:
     def read_stats(self):
         cdef _dw.dw_watcher_stats stats
         cdef int i
-        _dw.dw_watcher_read_stats(self._watcher, &stats)
+        _check(
+            _dw.dw_watcher_read_stats(self._watcher, &stats), "read the watcher's counters"
+        )
         return (
             (<bytes>stats.poller).decode(),
             stats.driver == _dw.DW_DRIVER_LOOP,

@@ -111,7 +111,7 @@ cdef extern from "dw_watch.h" nogil:
     int dw_watcher_reblind(dw_watcher *watcher, dw_conn_id conn) noexcept
     int dw_watcher_fd(const dw_watcher *watcher) noexcept
     int dw_watcher_poll(dw_watcher *watcher, int timeout_ms) noexcept
-    void dw_watcher_read_stats(dw_watcher *watcher, dw_watcher_stats *out) noexcept
+    int dw_watcher_read_stats(dw_watcher *watcher, dw_watcher_stats *out) noexcept
     int dw_mailbox_create(dw_watcher *watcher, dw_mailbox **out) noexcept
     int dw_mailbox_fd(const dw_mailbox *mailbox) noexcept
     int dw_mailbox_drain(dw_mailbox *mailbox, dw_event *events, size_t max_events) noexcept

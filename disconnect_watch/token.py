@@ -30,20 +30,23 @@ class Reason(StrEnum):
     DEADLINE = "deadline"
     SHUTDOWN = "shutdown"
 
-    @property
-    def code(self) -> int:
-        """The low byte of the flag's word (``enum dw_reason`` in ``dw_flags.h``)."""
-        return _CODES[self]
+    def __init__(self, value: str) -> None:
+        #: The low byte of the flag's word: ``enum dw_reason`` in ``dw_flags.h``, from 1.
+        self.code = len(type(self).__members__) + 1
 
 
 #: In the order of ``enum dw_reason``, which starts at 1.
 REASONS = tuple(Reason)
-_CODES = {reason: code for code, reason in enumerate(REASONS, start=1)}
 
 
 def reason_of(code: int) -> Reason | None:
     """The reason with that code; None for 0, a live flag."""
     return REASONS[code - 1] if code else None
+
+
+def not_a_reason(value: object) -> TypeError:
+    """What to raise where a ``Reason`` was expected."""
+    return TypeError(f"reason {value!r}: must be a Reason, such as Reason.{Reason.ABORTED.name}")
 
 
 def flag_table() -> _core.Flags:
@@ -92,8 +95,15 @@ class CancelToken(_core.Flag):
 
         Returns:
             True if this call set it.
+
+        Raises:
+            TypeError: no ``Reason``.
         """
-        return self.cancel_code(_CODES[reason])
+        try:
+            code = reason.code
+        except AttributeError:
+            raise not_a_reason(reason) from None
+        return self.cancel_code(code)
 
     def raise_if_cancelled(self) -> None:
         """Raise if the flag is set.
@@ -136,7 +146,12 @@ class CancelToken(_core.Flag):
 
         It runs on ``loop`` where one is given, else on the process's one callback
         thread; never on the watcher's, and never inside this call.
+
+        Raises:
+            TypeError: it cannot be called.
         """
+        if not callable(callback):
+            raise TypeError(f"callback {callback!r}: must be callable")
         _dispatcher.add(self, callback, loop)
 
     def remove_callback(self, callback: Callable[["CancelToken"], object]) -> int:

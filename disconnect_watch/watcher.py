@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, Protocol, Self
 
 from disconnect_watch import _core
 from disconnect_watch.errors import UnsupportedSocketError
-from disconnect_watch.token import REASONS, Reason, flag_table, reason_of
+from disconnect_watch.token import REASONS, Reason, flag_table, not_a_reason, reason_of
 
 __all__ = [
     "MASK_ANY",
@@ -34,6 +34,9 @@ MASK_ANY = _core.MASK_ANY
 MASK_GONE = _core.MASK_GONE
 #: A FIN alone: a leave, or a half-close.
 MASK_FIN = MASK_ANY & ~MASK_GONE
+
+#: Seconds: more milliseconds fit no C int.
+MAX_POLL = 2_147_483
 
 
 class HasFileno(Protocol):
@@ -196,7 +199,8 @@ class Watcher(_core.Watcher):
         """Handle what waits, with ``driver="loop"``.
 
         Args:
-            timeout: seconds to wait for an event; negative waits for ever.
+            timeout: seconds to wait for an event; negative waits for ever, and so does
+                more than 24 days.
 
         Returns:
             The number of events handled.
@@ -204,10 +208,15 @@ class Watcher(_core.Watcher):
         Raises:
             OSError: EOPNOTSUPP with the thread driver.
         """
-        return self.poll_ms(-1 if timeout < 0 else round(timeout * 1000))
+        is_endless = timeout < 0 or timeout > MAX_POLL
+        return self.poll_ms(-1 if is_endless else round(timeout * 1000))
 
     def stats(self) -> WatcherStats:
-        """A snapshot of the counters."""
+        """A snapshot of the counters.
+
+        Raises:
+            ForkedError: the watcher was made before a fork.
+        """
         (
             poller,
             is_loop_driven,
@@ -344,8 +353,13 @@ class Connection(_core.Connection):
 
         Raises:
             StaleWatchError: it was detached.
+            TypeError: no ``Reason``.
         """
-        return self.lost_code(reason.code)
+        try:
+            code = reason.code
+        except AttributeError:
+            raise not_a_reason(reason) from None
+        return self.lost_code(code)
 
     def __enter__(self) -> Self:
         return self

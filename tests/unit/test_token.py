@@ -218,3 +218,31 @@ def test_forked_child_cancels_its_parents_token() -> None:
     assert token.wait(10)
     assert token.reason is Reason.SHUTDOWN
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_token_takes_no_arguments_but_a_class_of_ones_own_may() -> None:
+    class Named(CancelToken):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+    with pytest.raises(TypeError, match="argument"):
+        CancelToken(1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="argument"):
+        CancelToken(reason=Reason.FIN)  # type: ignore[call-arg]
+    assert Named("a").name == "a"
+
+
+@pytest.mark.parametrize("wrong", ["fin", "bogus", 1, None])
+def test_what_is_no_reason_is_named_and_cancels_nothing(wrong: object) -> None:
+    token = CancelToken()
+    with pytest.raises(TypeError, match=rf"reason {wrong!r}: must be a Reason"):
+        token.cancel(wrong)  # type: ignore[arg-type]
+    assert not token.cancelled
+
+
+def test_a_callback_that_cannot_be_called_is_refused_at_once() -> None:
+    # Symptom: an exception on the callback thread, long after the mistake.
+    token = CancelToken()
+    with pytest.raises(TypeError, match="callback 'print': must be callable"):
+        token.add_callback("print")  # type: ignore[arg-type]
+    assert token.remove_callback(print) == 0

@@ -310,12 +310,33 @@ def test_unknown_poller_or_driver_is_refused(arguments: dict[str, str]) -> None:
         Watcher(**arguments)  # type: ignore[arg-type]
 
 
+def test_a_poll_may_wait_for_ever() -> None:
+    # Symptom: OverflowError.
+    with Watcher(driver="loop") as watcher, connected("tcp") as pair:
+        token = CancelToken()
+        with watcher.attach(pair.server) as conn:
+            conn.arm(token)
+            pair.leave("fin")
+            assert watcher.poll(float("inf")) == 1
+        assert token.reason is Reason.FIN
+
+
+def test_what_is_no_reason_is_named(watcher: Watcher, tcp: Pair) -> None:
+    with watcher.attach(tcp.server) as conn:
+        for wrong in ("fin", 1, None):
+            with pytest.raises(TypeError, match=rf"reason {wrong!r}: must be a Reason"):
+                conn.lost(wrong)  # type: ignore[arg-type]
+        assert conn.reason is None
+
+
 def test_forked_child_gets_a_fresh_default_watcher_and_the_old_one_says_so(pair: Pair) -> None:
     inherited = default_watcher()
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
+            with pytest.raises(ForkedError):
+                inherited.stats()
             try:
                 inherited.attach(pair.server)
             except ForkedError:
