@@ -19,7 +19,8 @@ async def read_body(request: Request, max_body_bytes: int) -> bytes:
         ProtocolError: larger than the limit, or encoded.
         CancelledByPeer: the client left before the body was complete.
     """
-    if request.headers.get("content-encoding", "identity") not in ("identity", ""):
+    # RFC 9110 8.4.1: names of codings are case-insensitive.
+    if request.headers.get("content-encoding", "").lower() not in ("identity", ""):
         raise ProtocolError("Unsupported content-encoding, only 'identity' is supported.")
     announced = int(request.headers.get("content-length", 0))
     if announced > max_body_bytes:

@@ -9,13 +9,17 @@ from disconnect_watch.server.errors import CancelledByPeer, ProtocolError
 from disconnect_watch.server.limits import read_body
 
 
-def request_of(*messages: dict[str, Any], announced: int | None = None) -> Request:
+def request_of(
+    *messages: dict[str, Any], announced: int | None = None, encoding: bytes | None = None
+) -> Request:
     left = list(messages)
 
     async def receive() -> dict[str, Any]:
         return left.pop(0)
 
     headers = [] if announced is None else [(b"content-length", b"%d" % announced)]
+    if encoding is not None:
+        headers.append((b"content-encoding", encoding))
     return Request({"type": "http", "headers": headers}, receive)
 
 
@@ -46,3 +50,12 @@ async def test_chunks_are_refused_as_soon_as_they_are_too_many() -> None:
 async def test_a_client_that_leaves_in_mid_body_has_asked_for_nothing() -> None:
     with pytest.raises(CancelledByPeer):
         await read_body(request_of(chunk(b"abc"), {"type": "http.disconnect"}), 5)
+
+
+@pytest.mark.asyncio
+async def test_identity_is_no_encoding_however_it_is_written() -> None:
+    for encoding in (b"identity", b"IDENTITY", b""):
+        request = request_of(chunk(b"abc", more=False), encoding=encoding)
+        assert await read_body(request, 5) == b"abc"
+    with pytest.raises(ProtocolError, match="Unsupported content-encoding"):
+        await read_body(request_of(encoding=b"gzip"), 5)
