@@ -8,6 +8,7 @@ import os
 import random
 import socket
 import threading
+import time
 
 from disconnect_watch import CancelToken, Connection, Watcher
 from tests.stress.tally import Tally
@@ -16,6 +17,7 @@ __all__ = ["storm"]
 
 _NUM_THREADS = 2
 _PATIENCE = 10.0  # seconds
+_MAX_SPIN_NS = 60_000  # about twice what it takes to wake the watcher
 
 
 def storm(num_trials: int, seed: int) -> Tally:
@@ -43,10 +45,17 @@ def storm(num_trials: int, seed: int) -> Tally:
     return tally
 
 
+def _spin(rng: random.Random) -> None:
+    end_ns = time.perf_counter_ns() + rng.randrange(_MAX_SPIN_NS)
+    while time.perf_counter_ns() < end_ns:
+        pass
+
+
 def _storm(watcher: Watcher, rng: random.Random, num_trials: int) -> Tally:
     tally = Tally()
     stale: list[Connection] = []
     dups: list[int] = []
+    was_racing = False
     for _ in range(num_trials):
         server, client = socket.socketpair()
         token = CancelToken()
@@ -56,6 +65,9 @@ def _storm(watcher: Watcher, rng: random.Random, num_trials: int) -> Tally:
             other.detach()
         stale.clear()
         way = rng.choice(("told", "told", "race", "stay", "undetached", "dup"))
+        if was_racing:
+            _spin(rng)  # the event of the last one may be on its way to the thread
+        was_racing = way == "race"
         if way == "told":
             was_told_early = token.cancelled
             client.close()
@@ -65,6 +77,7 @@ def _storm(watcher: Watcher, rng: random.Random, num_trials: int) -> Tally:
             tally.count(has_left=False, was_told=token.cancelled)
         if way == "race":
             client.close()  # and its event may find the socket gone
+            _spin(rng)
         if way == "dup":
             dups.append(os.dup(server.fileno()))
         if way in ("undetached", "dup"):
