@@ -24,7 +24,8 @@ the connection takes the first and counts the other.
 What is used of uvicorn beyond its documented surface (0.54, held by
 ``tests/integration/test_serve_adapter.py``): the protocol's public attributes ``app``,
 ``cycle``, ``flow`` and ``pipeline``, that ``receive`` is a method of the request's
-cycle, and the cycle's ``disconnected``, ``message_event`` and ``response_complete``.
+cycle, and the cycle's ``disconnected``, ``message_event``, ``response_complete``,
+``chunked_encoding`` and ``expected_content_length``.
 """
 
 import asyncio
@@ -66,7 +67,7 @@ logger = logging.getLogger(__name__)
 class Exchange:
     """One request that is being answered: uvicorn's cycle, our token and its watch."""
 
-    __slots__ = ("cycle", "fin_watch_id", "probe", "token", "watch_id")
+    __slots__ = ("cycle", "ends_with_connection", "fin_watch_id", "probe", "token", "watch_id")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self.cycle = cycle
@@ -74,6 +75,25 @@ class Exchange:
         self.watch_id = 0
         self.fin_watch_id = 0
         self.probe = HttpProbe()
+        self.ends_with_connection = False
+
+    def unchunk(self, message: Message) -> None:
+        """Have a body of unknown length end with the connection, to a client of HTTP/1.0.
+
+        uvicorn would send it in chunks, of which such a client knows nothing; but it takes
+        the framing as given where that is set before the head.
+
+        Source: RFC 9112 6.1 and 6.3.
+        """
+        if self.cycle.scope["http_version"] != "1.0":
+            return
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            self.ends_with_connection = not names & {b"content-length", b"transfer-encoding"}
+            if self.ends_with_connection:
+                self.cycle.chunked_encoding = False
+        elif self.ends_with_connection:
+            self.cycle.expected_content_length = len(message.get("body", b""))
 
 
 class UnblindingFlow(FlowControl):
@@ -190,6 +210,7 @@ class HttpTools(HttpToolsProtocol):
             is_last = message["type"] == "http.response.body" and not message.get("more_body")
             if is_last and self._exchange is exchange and not self.flow.write_paused:
                 self._end_exchange()
+            exchange.unchunk(message)
             await send(message)
             exchange.probe.sent(message)
 

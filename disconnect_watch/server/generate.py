@@ -109,8 +109,9 @@ async def generate(request: Request) -> Response:
     response = Response(
         _document(backend, generation, "".join(pieces)), media_type="application/json"
     )
-    # As Triton, which always sends this response in chunks.
-    del response.headers["content-length"]
+    if request.scope["http_version"] != "1.0":
+        # As Triton, which always sends this response in chunks.
+        del response.headers["content-length"]
     return response
 
 
