@@ -10,6 +10,7 @@ from types import FrameType
 
 import uvicorn
 import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from disconnect_watch.adapters.uvicorn import HalfClose, HttpTools
 from disconnect_watch.backends import Backend
@@ -88,7 +89,18 @@ def _cannot_listen(address: str, port: int, error: OSError) -> OSError:
     return OSError(error.errno, f"cannot listen on {address} port {port}: {error.strerror}")
 
 
-class FrontendProtocol(HttpTools):
+class NoUpgrades(HttpToolsProtocol):
+    """Answers a request to upgrade as one that does not ask for it (RFC 9110 7.8).
+
+    uvicorn does so too, and warns each time that a WebSocket library should be installed,
+    where none is wanted (0.54; ``test_an_upgrade_is_passed_over_in_silence``).
+    """
+
+    def _unsupported_upgrade_warning(self) -> None:
+        pass
+
+
+class FrontendProtocol(NoUpgrades, HttpTools):
     """What cannot be parsed, or is all head, is closed without a word, as Triton does.
 
     Neither uvicorn nor its parser bounds the head of a request.
@@ -252,7 +264,7 @@ async def _serve(
     )
     backend.listen(metrics.observe)
     server = make_server(frontend, metrics, options, announce=announce)
-    scraper = uvicorn.Server(_config(create_metrics_app(metrics), "httptools", options))
+    scraper = uvicorn.Server(_config(create_metrics_app(metrics), NoUpgrades, options))
     scraper.config.load()
     scraper.lifespan = scraper.config.lifespan_class(scraper.config)
     await scraper.startup(sockets=[metrics_socket])

@@ -60,6 +60,42 @@ def test_many_small_heads_on_a_connection_are_fine() -> None:
             assert client.read_response()[0] == 200
 
 
+@pytest.mark.parametrize("model", ["generate", "generate_stream"])
+def test_a_client_of_http_1_0_is_sent_no_chunks(model: str) -> None:
+    # Symptom: "Transfer-Encoding: chunked", and the sizes of the chunks in the text.
+    with (
+        serving_frontend(Frontend(ScriptedBackend("one", " two"))) as server,
+        Client(server.port) as client,
+    ):
+        body = b'{"text_input":"x"}'
+        client.sock.sendall(
+            b"POST /v2/models/script/%b HTTP/1.0\r\nConnection: keep-alive\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (model.encode(), len(body), body)
+        )
+        head = client.read_until(b"\r\n\r\n").lower()
+        answer = client.read_rest()
+    assert b"transfer-encoding" not in head
+    assert b"\r\nconnection: close\r\n" in head
+    start = b'{"model_name":"script","model_version":"1","text_output":"'
+    if model == "generate":
+        assert answer == start + b'one two"}'
+        assert b"\r\ncontent-length: %d\r\n" % len(answer) in head
+    else:
+        assert answer == b"".join(b'data: %b%b"}\n\n' % (start, t) for t in (b"one", b" two"))
+        assert b"content-length" not in head
+
+
+def test_an_upgrade_is_passed_over_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    # Symptom: two warnings for each, with advice to install a WebSocket library.
+    with serving_frontend(Frontend(ScriptedBackend())) as server, Client(server.port) as client:
+        client.sock.sendall(
+            b"GET /v2/health/live HTTP/1.1\r\nHost: t\r\n"
+            b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+        )
+        assert client.read_response()[0] == 200
+    assert [line for line in caplog.messages if "upgrade" in line or "WebSocket" in line] == []
+
+
 def test_a_large_body_counts_for_no_head_behind_it() -> None:
     # Symptom: a client that pipelines was cancelled with reason owner_closed.
     async def main() -> None:
