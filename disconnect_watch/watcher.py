@@ -411,6 +411,10 @@ _default: Watcher | None = None
 def default_watcher() -> Watcher:
     """The process-wide watcher, made on first use and anew in a forked child."""
     global _default
+    # Asked without the lock first: a watch asks for each block. A forked child forgot it.
+    watcher = _default
+    if watcher is not None and not watcher.is_closed:
+        return watcher
     with _default_lock:
         if _default is None or _default.is_closed or _default.is_forked:
             _default = Watcher()
