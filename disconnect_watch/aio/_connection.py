@@ -36,9 +36,18 @@ from disconnect_watch.aio._optins import FlowTransport, OptIns
 from disconnect_watch.aio._policy import Policy
 from disconnect_watch.errors import ClosedError, UnsupportedSocketError
 from disconnect_watch.token import CancelToken, Reason
-from disconnect_watch.watcher import Connection, is_gone
+from disconnect_watch.watcher import Connection, Watcher, default_watcher, is_gone
 
-__all__ = ["LoopConnection", "connection_of_fd", "connection_of_transport", "reason_of_error"]
+__all__ = [
+    "LoopConnection",
+    "connection_known_to",
+    "connection_of_fd",
+    "connection_of_transport",
+    "reason_of_error",
+]
+
+#: Under this attribute a protocol holds the connection that hears from it.
+_KNOWN = "_disconnect_watch_connection"
 
 _SILENT_PEER = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
 
@@ -79,6 +88,7 @@ class LoopConnection:
         self.transport: asyncio.Transport | None = None
         self.protocol: asyncio.BaseProtocol | None = None
         self.is_followed = False
+        self.is_served = False
         self.has_peer_left = False
         self.handler: Handler | None = None
         self._blocks: list[Block] = []
@@ -88,7 +98,7 @@ class LoopConnection:
         self._is_tls = False
         self._is_pipe = False
         self._was_closed = False
-        self._unshadow: Callable[[], None] | None = None
+        self._unshadow: Callable[[], object] | None = None
         self._shadowed_closes: list[tuple[dict[str, Any], Callable[[], None]]] = []
         mailbox.connections[fd] = self
 
@@ -96,7 +106,11 @@ class LoopConnection:
         """Belong to a protocol that reports ``end_of_stream`` and ``ended`` by itself."""
         self._own(transport)
         self.protocol = protocol
-        self.is_followed = True
+        self.is_followed = self.is_served = True
+        attributes: dict[str, Any] = vars(protocol)
+        attributes[_KNOWN] = self
+        # Kept longer it would keep the mailbox, and so its fd, as long as the protocol.
+        self._unshadow = lambda: attributes.pop(_KNOWN, None)
 
     def follow(self, transport: asyncio.Transport, protocol: asyncio.BaseProtocol | None) -> None:
         """Hear from ``protocol`` when the connection ends, if it takes an attribute.
@@ -279,6 +293,31 @@ class LoopConnection:
             transport.resume_reading()
 
 
+def connection_known_to(
+    transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, watcher: Watcher | None
+) -> LoopConnection | None:
+    """The attached connection of a transport, as its protocol knows it from before.
+
+    The short way of each watch but the first. None where the long one must be gone:
+    nothing is attached yet, or for another loop or watcher.
+
+    Args:
+        watcher: None for the process-wide one, and for whichever serves the transport.
+    """
+    protocol = transport.get_protocol()
+    known: LoopConnection | None = getattr(protocol, _KNOWN, None)
+    if known is None or not known.conn.is_attached:
+        return None
+    if known.is_served and watcher is None:
+        known.follow(transport, protocol)
+        return known
+    # A protocol may have another transport by now, or more than one.
+    is_same = known.transport is transport and known.mailbox.loop is loop
+    if is_same and known.mailbox.watcher is (watcher or default_watcher()):
+        return known
+    return None
+
+
 def connection_of_fd(mailbox: LoopMailbox, fd: int) -> LoopConnection:
     """The connection of a plain socket, attached unless a block watches it already."""
     known = mailbox.connections.get(fd)
@@ -343,7 +382,7 @@ def _shadow(
         assert own_eof_received is not None
         return own_eof_received()
 
-    shadows: dict[str, Any] = {"connection_lost": connection_lost}
+    shadows: dict[str, Any] = {"connection_lost": connection_lost, _KNOWN: connection}
     if own_eof_received is not None:
         shadows["eof_received"] = eof_received
     shadowed = {name: attributes[name] for name in shadows if name in attributes}

@@ -6,7 +6,7 @@ which checks it.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from disconnect_watch.watcher import MASK_ANY, MASK_GONE, vanish_ms
@@ -56,16 +56,20 @@ class Policy:
     vanish_after: float | None
     unblind: int | None
     grace: float
+    #: The ways to leave that count by themselves.
+    mask: int = field(init=False)
+    #: Whether it asks nothing of the connection beyond a watch.
+    is_plain: bool = field(init=False)
 
-    @property
-    def mask(self) -> int:
-        """The ways to leave that count by themselves."""
-        return MASK_ANY if self.half_close == "disconnect" else MASK_GONE
+    def __post_init__(self) -> None:
+        # Fields and no properties: a watch reads them for each block.
+        mask = MASK_ANY if self.half_close == "disconnect" else MASK_GONE
+        asks = self.half_close == "probe" or self.vanish_after is not None or self.unblind
+        object.__setattr__(self, "mask", mask)
+        object.__setattr__(self, "is_plain", not asks)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether it asks nothing of the connection beyond a watch."""
-        return self.half_close != "probe" and self.vanish_after is None and self.unblind is None
+
+_DEFAULT = Policy("disconnect", None, None, None, 0.0)
 
 
 def policy(
@@ -81,6 +85,10 @@ def policy(
     Raises:
         ValueError: a value that is none of those allowed.
     """
+    if (half_close, on_disconnect) == ("disconnect", "cancel") and not (
+        probe or vanish_after is not None or unblind is not None
+    ):
+        return _DEFAULT
     if half_close not in ("disconnect", "probe", "ignore"):
         raise ValueError(f"half_close {half_close!r}: must be 'disconnect', 'probe' or 'ignore'")
     if probe is not None and half_close != "probe":

@@ -18,6 +18,7 @@ from typing import Any, Self, cast
 
 from disconnect_watch.aio._connection import (
     LoopConnection,
+    connection_known_to,
     connection_of_fd,
     connection_of_transport,
     reason_of_error,
@@ -198,12 +199,10 @@ class Watch:
         self.on_leave(reason, self._token.cancelled_at_ns or time.monotonic_ns())
 
     def _connection_of(self, transport: asyncio.Transport) -> LoopConnection:
-        if self._watcher is None:
-            # Inside a handler of start_server: its connection, whichever watcher it has.
-            served: LoopConnection | None = getattr(transport.get_protocol(), "connection", None)
-            if isinstance(served, LoopConnection) and served.conn.is_attached:
-                served.follow(transport, transport.get_protocol())
-                return served
+        assert self.task is not None
+        known = connection_known_to(transport, self.task.get_loop(), self._watcher)
+        if known is not None:
+            return known
         sock = transport.get_extra_info("socket") or transport.get_extra_info("pipe")
         if sock is None:
             raise UnsupportedSocketError(
