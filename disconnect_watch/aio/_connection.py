@@ -94,6 +94,7 @@ class LoopConnection:
         self._blocks: list[Block] = []
         self._num_pauses = 0
         self._holds_pause = False
+        self._paused_reader: Any = None
         self._optins: OptIns | None = None
         self._is_tls = False
         self._is_pipe = False
@@ -177,7 +178,8 @@ class LoopConnection:
     def leave(self, block: Block, watch_id: int) -> None:
         """End the watch of ``block``; the last one detaches what is not followed."""
         self._blocks.remove(block)
-        self.opt_out(block)
+        if self._optins is not None:
+            self._optins.remove(block)
         self.mailbox.disarm(self.conn, watch_id)
         if self.handler is not None:
             self.handler.block_ended(block)
@@ -267,7 +269,7 @@ class LoopConnection:
             return
         transport.pause_reading()
         self._holds_pause = True
-        reader = _stream_reader(self.protocol, transport)
+        self._paused_reader = reader = _stream_reader(self.protocol, transport)
         if reader is not None:
             # The reader's own flow control must know, or a body that reads more of
             # its request would wait for bytes that nobody lets in.
@@ -283,10 +285,13 @@ class LoopConnection:
         if not self._holds_pause:
             return
         self._holds_pause = False
+        reader, self._paused_reader = self._paused_reader, None
         transport = self.transport
         if transport is None or transport.is_closing():
             return
-        reader = _stream_reader(self.protocol, transport)
+        if reader is None or reader._transport is not transport:
+            # Another may control the flow by now, or the same through its FlowTransport.
+            reader = _stream_reader(self.protocol, transport)
         if reader is not None:
             reader._maybe_resume_transport()
         elif not _is_reading(transport):

@@ -28,17 +28,6 @@ __all__ = ["LoopMailbox", "loop_mailbox"]
 OnLeave = Callable[[Reason, int], object]
 
 
-class _Entry:
-    """What is armed: the key in the mailbox's table stays valid while this holds ``conn``."""
-
-    __slots__ = ("conn", "is_delivered", "on_leave")
-
-    def __init__(self, conn: Connection, on_leave: OnLeave) -> None:
-        self.conn = conn
-        self.on_leave: OnLeave | None = on_leave
-        self.is_delivered = False
-
-
 class LoopMailbox:
     """Calls functions on one event loop when the connections they are armed on end.
 
@@ -54,7 +43,9 @@ class LoopMailbox:
         self.connections: weakref.WeakValueDictionary[int, LoopConnection] = (
             weakref.WeakValueDictionary()
         )
-        self._entries: dict[tuple[int, int], _Entry] = {}
+        #: By the id of a connection, which is valid while the value holds it, and the watch.
+        self._entries: dict[tuple[int, int], tuple[Connection, OnLeave]] = {}
+        self._delivered: set[tuple[int, int]] = set()
         self._thread_id = threading.get_ident()
         self._reader = _Reader(loop, watcher)
         self._reader.open(weakref.ref(self))
@@ -92,7 +83,7 @@ class LoopMailbox:
         """
         cookie = id(conn)
         watch_id = conn.arm(token, mask=mask, mailbox=self._reader.mailbox, cookie=cookie)
-        self._entries[cookie, watch_id] = _Entry(conn, on_leave)
+        self._entries[cookie, watch_id] = conn, on_leave
         return watch_id
 
     def disarm(self, conn: Connection, watch_id: int) -> bool:
@@ -106,15 +97,15 @@ class LoopMailbox:
         Raises:
             StaleWatchError: no such watch, or it was disarmed before.
         """
-        entry = self._entries.pop((id(conn), watch_id), None)
-        if entry is None:
+        key = id(conn), watch_id
+        if self._entries.pop(key, None) is None:
             raise StaleWatchError(f"disarm watch {watch_id}: not armed in this mailbox")
-        # It may stand in a batch that is being delivered further up the stack.
-        entry.on_leave = None
+        was_delivered = key in self._delivered
+        self._delivered.discard(key)
         try:
             return conn.disarm(watch_id)
         except DisconnectWatchError:  # detached, or its watcher closed or forked away
-            return entry.is_delivered
+            return was_delivered
 
     def lost(self, conn: Connection, reason: Reason = Reason.OWNER_CLOSED) -> bool:
         """Say that ``conn`` ended, as its owner knows it, and deliver that now.
@@ -147,19 +138,17 @@ class LoopMailbox:
     def _call_all(self, codes: list[tuple[int, int, int, int]]) -> None:
         # Look all of them up before the first call: what is called may detach a
         # connection and attach another, whose id() could be the same.
-        batch = [
-            (self._entries.get((cookie, watch_id)), REASONS[code - 1], at_ns)
-            for cookie, code, at_ns, watch_id in codes
-        ]
-        for entry, reason, at_ns in batch:
-            if entry is not None:
-                self._call(entry, reason, at_ns)
+        batch = []
+        for cookie, code, at_ns, watch_id in codes:
+            key = cookie, watch_id
+            batch.append((key, self._entries.get(key), REASONS[code - 1], at_ns))
+        for key, entry, reason, at_ns in batch:
+            # What is called may disarm others of the batch.
+            if entry is not None and self._entries.get(key) is entry:
+                self._delivered.add(key)
+                self._call(entry[1], reason, at_ns)
 
-    def _call(self, entry: _Entry, reason: Reason, at_ns: int) -> None:
-        on_leave = entry.on_leave
-        if on_leave is None:
-            return
-        entry.is_delivered = True
+    def _call(self, on_leave: OnLeave, reason: Reason, at_ns: int) -> None:
         try:
             on_leave(reason, at_ns)
         except Exception as error:
