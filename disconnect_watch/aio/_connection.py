@@ -299,12 +299,12 @@ class LoopConnection:
 
 
 def connection_known_to(
-    transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, watcher: Watcher | None
+    transport: asyncio.Transport, watcher: Watcher | None
 ) -> LoopConnection | None:
     """The attached connection of a transport, as its protocol knows it from before.
 
     The short way of each watch but the first. None where the long one must be gone:
-    nothing is attached yet, or for another loop or watcher.
+    nothing is attached yet, or for another watcher.
 
     Args:
         watcher: None for the process-wide one, and for whichever serves the transport.
@@ -317,8 +317,7 @@ def connection_known_to(
         known.follow(transport, protocol)
         return known
     # A protocol may have another transport by now, or more than one.
-    is_same = known.transport is transport and known.mailbox.loop is loop
-    if is_same and known.mailbox.watcher is (watcher or default_watcher()):
+    if known.transport is transport and known.mailbox.watcher is (watcher or default_watcher()):
         return known
     return None
 

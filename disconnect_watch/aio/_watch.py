@@ -199,8 +199,7 @@ class Watch:
         self.on_leave(reason, self._token.cancelled_at_ns or time.monotonic_ns())
 
     def _connection_of(self, transport: asyncio.Transport) -> LoopConnection:
-        assert self.task is not None
-        known = connection_known_to(transport, self.task.get_loop(), self._watcher)
+        known = connection_known_to(transport, self._watcher)
         if known is not None:
             return known
         sock = transport.get_extra_info("socket") or transport.get_extra_info("pipe")

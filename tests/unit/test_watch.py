@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -989,3 +989,65 @@ def test_watch_has_no_room_for_strays() -> None:
     with pytest.raises(AttributeError):
         watch(0).tokne = 1  # type: ignore[attr-defined]
     assert isinstance(watch(0), Watch)
+
+
+def test_transport_that_took_over_a_watched_protocol_is_followed(
+    run: LoopRunner, tcp: Pair
+) -> None:
+    class Layer:
+        """A transport over another with the same protocol, as ``start_tls`` makes one."""
+
+        def __init__(self, below: asyncio.Transport) -> None:
+            self._below = below
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._below, name)
+
+    async def main() -> None:
+        mailbox = loop_mailbox()
+        async with streams(tcp) as (_, writer):
+            below = transport_of(writer)
+            layer = cast("asyncio.Transport", Layer(below))
+            for transport in (below, layer, below):
+                async with watch(transport):
+                    assert mailbox.connections[tcp.server.fileno()].transport is transport
+
+    run(main)
+
+
+def test_transport_is_watched_by_the_watcher_that_is_asked_for_now(
+    run: LoopRunner, tcp: Pair
+) -> None:
+    async def main() -> None:
+        with Watcher() as own:
+            async with streams(tcp) as (_, writer):
+                for watcher in (None, own, None, own):
+                    watchers = {None: default_watcher(), own: own}
+                    armed = {watcher: watchers[watcher].stats().num_armed for watcher in watchers}
+                    async with watch(writer, watcher=watcher):
+                        for other, before in armed.items():
+                            more = watchers[other].stats().num_armed - before
+                            assert more == (other is watcher)
+
+    run(main)
+
+
+def test_transport_reads_again_though_its_reader_got_another_one(
+    run: LoopRunner, tcp: Pair
+) -> None:
+    class Shim:
+        """Somebody else's transport, whose flow is none of ours."""
+
+        def resume_reading(self) -> None:
+            raise AssertionError("resumed")
+
+    async def main() -> None:
+        async with streams(tcp) as (reader, writer):
+            own, transport = reader._transport, transport_of(writer)  # type: ignore[attr-defined]
+            async with watch(writer):
+                assert not transport.is_reading()
+                reader._transport = Shim()  # type: ignore[attr-defined]
+            assert transport.is_reading()
+            reader._transport = own  # type: ignore[attr-defined]
+
+    run(main)

@@ -329,6 +329,14 @@ def test_what_is_no_reason_is_named(watcher: Watcher, tcp: Pair) -> None:
         assert conn.reason is None
 
 
+def test_default_watcher_that_was_closed_is_made_anew(pair: Pair) -> None:
+    closed = default_watcher()
+    closed.close()
+    with attach(pair.server) as conn:
+        assert conn.watcher is default_watcher()
+        assert conn.watcher is not closed
+
+
 def test_forked_child_gets_a_fresh_default_watcher_and_the_old_one_says_so(pair: Pair) -> None:
     inherited = default_watcher()
     pid = os.fork()
