@@ -1,5 +1,6 @@
 """The error family. System failures stay ``OSError`` with their errno."""
 
+import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,6 +14,23 @@ __all__ = [
     "StaleWatchError",
     "UnsupportedSocketError",
 ]
+
+
+#: Characters of a value in a message: who sent 64 MiB does not get them back.
+MAX_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """A value as a message gives it: as JSON, which is how its sender wrote it, and cut."""
+    try:
+        return cut(json.dumps(value, ensure_ascii=False))
+    except (TypeError, ValueError, RecursionError):  # no JSON, or too much of it
+        return f"<{type(value).__name__}>"
+
+
+def cut(text: str) -> str:
+    """A text as a message gives it, with an ellipsis for what is too much."""
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
 class DisconnectWatchError(Exception):

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from disconnect_watch.errors import shown
+
 __all__ = ["SamplingParams"]
 
 
@@ -47,7 +49,7 @@ class SamplingParams:
         if self.seed is not None:
             _require("seed", self.seed, int, "in [-2**63, 2**64)", lambda v: -(2**63) <= v < 2**64)
         if not isinstance(self.ignore_eos, bool):
-            raise ValueError(f"ignore_eos is {self.ignore_eos!r}, it must be true or false")
+            raise ValueError(f"ignore_eos is {shown(self.ignore_eos)}, it must be true or false")
 
 
 def _require(
@@ -59,4 +61,4 @@ def _require(
 ) -> None:
     # A bool is an int to Python, but not to whoever wrote the request.
     if isinstance(value, bool) or not isinstance(value, kind) or not is_valid(value):
-        raise ValueError(f"{name} is {value!r}, it must be {valid}")
+        raise ValueError(f"{name} is {shown(value)}, it must be {valid}")

@@ -5,6 +5,7 @@ programs that match on them keep working.
 """
 
 import json
+import math
 import re
 from typing import Any
 
@@ -29,6 +30,8 @@ _MESSAGES = (
     ("Invalid \\escape", "Invalid escape character in string."),
     ("Invalid control character", "Invalid encoding in string."),
 )
+
+_STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*')
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
@@ -69,8 +72,12 @@ def _locate(body: bytes, fallback: str) -> str:
     except (ValueError, RecursionError):
         pass
     # What only msgspec refuses: NaN and Infinity, numbers that fit no double.
-    where = re.search(r"\(byte (\d+)\)", fallback)
-    return f"Invalid value. at {where[1]}" if where else fallback
+    if where := re.search(r"\(byte (\d+)\)", fallback):
+        return f"Invalid value. at {where[1]}"
+    for token in _STRING_OR_NUMBER.finditer(body):
+        if not token[0].startswith(b'"') and math.isinf(float(token[0])):
+            return f"Number too big to be stored in double. at {token.start()}"
+    return fallback
 
 
 def _refuse_constant(name: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from disconnect_watch.backends import Backend
 from disconnect_watch.engine import RequestOutput, SamplingParams
 from disconnect_watch.engine.errors import EngineClosedError, QueueFullError
+from disconnect_watch.errors import cut
 from disconnect_watch.server.access import RequestRecord
 from disconnect_watch.server.errors import (
     FailedError,
@@ -102,7 +103,7 @@ class Frontend:
         """
         if self._is_draining:
             raise ShuttingDownError("the server is shutting down")
-        prefix = f"[request id: {generation.client_id or '<id_unknown>'}] "
+        prefix = f"[request id: {cut(generation.client_id) or '<id_unknown>'}] "
         self._live.add(record.token)
         has_started = False
         try:

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from disconnect_watch.adapters import LEAVES
 from disconnect_watch.backends import Backend
 from disconnect_watch.engine import Outcome, RequestOutput, SamplingParams
+from disconnect_watch.errors import cut, shown
 from disconnect_watch.server.access import RECORD_KEY, RequestRecord
 from disconnect_watch.server.documents import decode_object, encode
 from disconnect_watch.server.errors import (
@@ -46,29 +47,30 @@ def parse_generation(document: dict[str, Any], backend: Backend) -> Generation:
     """
     nested = document.get("parameters", {})
     if not isinstance(nested, dict):
-        raise ProtocolError(f"'parameters' is {nested!r}, it must be a JSON object")
+        raise ProtocolError(f"'parameters' is {shown(nested)}, it must be a JSON object")
     fields = {key: value for key, value in document.items() if key not in ("parameters", "id")}
     if twice := fields.keys() & nested.keys():
         raise ProtocolError(
-            f"'{min(twice)}' is given twice, at the top level and in 'parameters', give it once"
+            f"'{cut(min(twice))}' is given twice, at the top level and in 'parameters', "
+            "give it once"
         )
     fields |= nested
     client_id = document.get("id", "")
     if not isinstance(client_id, str):
-        raise ProtocolError(f"'id' is {client_id!r}, it must be a string")
+        raise ProtocolError(f"'id' is {shown(client_id)}, it must be a string")
 
     names = [tensor.name for tensor in backend.inputs]
     inputs = {name: _scalar(name, fields.pop(name)) for name in names if name in fields}
     for key, value in fields.items():
         if not isinstance(value, str | int | float):
             raise ProtocolError(
-                f"parameter '{key}' has invalid type. "
+                f"parameter '{cut(key)}' has invalid type. "
                 "It should be either 'int', 'bool', or 'string'."
             )
     required = [tensor.name for tensor in backend.inputs if not tensor.is_optional]
     if missing := [name for name in required if name not in inputs]:
         raise ProtocolError(
-            f"[request id: {client_id or '<id_unknown>'}] expected number of inputs between "
+            f"[request id: {cut(client_id) or '<id_unknown>'}] expected number of inputs between "
             f"{len(required)} and {len(names)} but got {len(inputs)} inputs for model "
             f"'{backend.name}'. Got input(s) {list(inputs)}, but missing required input(s) "
             f"{missing}. Please provide all required input(s)."

@@ -47,3 +47,16 @@ def test_messages_name_the_value_and_what_was_tried(call: object) -> None:
     text = str(caught.value)
     assert not text.endswith(".")
     assert "fd" in text
+
+
+def test_a_value_is_shown_as_json_and_no_longer_than_a_message_needs() -> None:
+    assert [errors.shown(value) for value in (None, True, "é", [1, 0.5])] == [
+        "null",
+        "true",
+        '"é"',
+        "[1, 0.5]",
+    ]
+    assert errors.shown("x" * 78) == f'"{"x" * 78}"'
+    assert errors.shown("x" * 79) == f'"{"x" * 76}...'
+    assert errors.shown(object()) == "<object>"
+    assert errors.shown(10**5000) == "<int>"  # Python writes no number of so many digits

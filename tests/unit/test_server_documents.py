@@ -23,6 +23,10 @@ from disconnect_watch.server.errors import MalformedJSONError, ProtocolError
         (b'{"a":"\n"}', "Invalid encoding in string. at 6"),
         (b'{"a":"\xff"}', "Invalid encoding in string. at 6"),
         (b'{"a":NaN}', "Invalid value. at 5"),
+        # Symptom: msgspec's "Number out of range - at `$[...]`".
+        (b'{"a":1e400}', "Number too big to be stored in double. at 5"),
+        (b'{"1e400":"\\"-1e400","b":[1,-1e400]}', "Number too big to be stored in double. at 27"),
+        (b'{"a":%b}' % (b"9" * 5000), "Number too big to be stored in double. at 5"),
     ],
 )
 def test_malformed_json_is_told_as_rapidjson_tells_it(body: bytes, complaint: str) -> None:
@@ -48,11 +52,6 @@ def test_deep_nesting_is_refused_and_not_a_crash() -> None:
     with pytest.raises(ProtocolError, match="nesting depth") as caught:
         decode_object(b'{"a":' + b"[" * 200_000)
     assert caught.value.status == 400
-
-
-def test_a_number_that_fits_nothing_is_refused() -> None:
-    with pytest.raises(MalformedJSONError):
-        decode_object(b'{"a":1e999}')
 
 
 def test_keys_come_out_sorted_and_text_as_utf8() -> None:

@@ -44,15 +44,15 @@ def test_unknown_parameters_are_carried_along_and_ignored() -> None:
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"max_tokens": "x"}, "max_tokens is 'x', it must be at least 1"),
+        ({"max_tokens": "x"}, 'max_tokens is "x", it must be at least 1'),
         ({"max_tokens": -1}, "max_tokens is -1, it must be at least 1"),
         ({"max_tokens": 0}, "max_tokens is 0, it must be at least 1"),
-        ({"max_tokens": True}, "max_tokens is True"),
+        ({"max_tokens": True}, "max_tokens is true"),
         ({"max_tokens": 1.5}, "max_tokens is 1.5"),
-        ({"max_tokens": None}, "max_tokens is None"),
-        ({"parameters": {"max_tokens": "x"}}, "max_tokens is 'x'"),
+        ({"max_tokens": None}, "max_tokens is null"),
+        ({"parameters": {"max_tokens": "x"}}, 'max_tokens is "x"'),
         ({"temperature": -0.1}, "temperature is -0.1, it must be a finite number"),
-        ({"temperature": "hot"}, "temperature is 'hot'"),
+        ({"temperature": "hot"}, 'temperature is "hot"'),
         ({"temperature": 10**400}, "it must be a finite number"),
         ({"top_p": 0}, "top_p is 0, it must be above 0, at most 1"),
         ({"top_k": -1}, "top_k is -1"),
@@ -72,6 +72,38 @@ def test_a_wrong_field_is_named_with_its_value(fields: dict[str, Any], complaint
         parse(**fields)
     assert caught.value.status == 400
     assert complaint in str(caught.value)
+
+
+LONG = "x" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tokens": LONG},
+        {"ignore_eos": [[LONG]]},
+        {"temperature": 10**4000},
+        {"parameters": [LONG]},
+        {"id": [LONG]},
+        {LONG: None},
+        {LONG: 1, "parameters": {LONG: 1}},
+        {"text_input": [LONG, LONG]},
+    ],
+)
+def test_no_message_gives_a_long_value_back(fields: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        parse(**fields)
+    assert len(str(caught.value)) < 250
+
+
+@pytest.mark.asyncio
+async def test_no_message_gives_a_long_id_back() -> None:
+    refused = ScriptedBackend(error=ValueError("no"))
+    for body in ({"id": LONG}, {"id": LONG, "text_input": "x"}):
+        response = await post_json(refused, GENERATE, body)
+        assert response.status_code == 400
+        assert "[request id: xxx" in response.json()["error"]
+        assert len(response.content) < 500
 
 
 def test_a_missing_text_is_told_in_tritons_words() -> None:
