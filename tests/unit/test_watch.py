@@ -146,6 +146,23 @@ def test_two_sources_fire_once_and_cancel_once(run: LoopRunner, pair: Pair) -> N
     run(main)
 
 
+def test_two_sources_told_before_the_block_runs_cancel_once(run: LoopRunner, tcp: Pair) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with streams(tcp) as (_, writer):
+            with pytest.raises(ClientDisconnected):
+                async with watch(writer) as w:
+                    for at_ns in (1, 2):
+                        loop.call_soon(w.on_leave, Reason.RESET, at_ns)
+                    try:
+                        await forever()
+                    finally:
+                        assert current().cancelling() == 1
+            assert current().cancelling() == 0
+
+    run(main)
+
+
 def test_block_without_a_leave_is_left_alone(run: LoopRunner, pair: Pair) -> None:
     async def main() -> None:
         async with streams(pair) as (reader, writer):
