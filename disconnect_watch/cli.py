@@ -9,6 +9,7 @@ import json
 import logging
 import secrets
 import signal
+import socket
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -21,9 +22,9 @@ except ImportError as error:
         f"disconnect-watch: {error}; install it with: pip install 'disconnect-watch[server]'"
     ) from error
 
-if TYPE_CHECKING:
-    import socket
+from disconnect_watch.ports import bind
 
+if TYPE_CHECKING:
     from disconnect_watch.stress import StressOptions
     from disconnect_watch.stress.exchange import Exchange
     from disconnect_watch.stress.report import Counts, Report
@@ -97,27 +98,29 @@ def serve(
     lines in JSON, one for each request.
     """
     try:
-        from disconnect_watch.backends.engine import EngineBackend
-        from disconnect_watch.engine import DEFAULT_MODEL, CheckpointError, EngineConfig
-        from disconnect_watch.server import ServeOptions, bind
-        from disconnect_watch.server import serve as serve_until_signal
-        from disconnect_watch.server.logs import configure_logging
-    except ImportError as error:
-        _fail(f"{error}; install it with: pip install 'disconnect-watch[server]'")
-
-    configure_logging(log_level.value)
-    try:
-        # Before the model is loaded, so that a port in use is told at once.
+        # Before anything heavy is loaded, so that a port in use is told at once.
         with bind(http_address, http_port) as http, bind(http_address, metrics_port) as metrics:
-            backend = EngineBackend.from_pretrained(
-                model or DEFAULT_MODEL,
-                name=model_name,
-                config=EngineConfig(
-                    max_queue=max_queue,
-                    max_num_seqs=max_num_seqs,
-                    max_num_batched_tokens=max(512, max_num_seqs),
-                ),
+            try:
+                from disconnect_watch.backends.engine import EngineBackend
+                from disconnect_watch.engine import DEFAULT_MODEL, CheckpointError, EngineConfig
+                from disconnect_watch.server import ServeOptions
+                from disconnect_watch.server import serve as serve_until_signal
+                from disconnect_watch.server.logs import configure_logging
+            except ImportError as error:
+                _fail(f"{error}; install it with: pip install 'disconnect-watch[server]'")
+
+            configure_logging(log_level.value)
+            config = EngineConfig(
+                max_queue=max_queue,
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max(512, max_num_seqs),
             )
+            try:
+                backend = EngineBackend.from_pretrained(
+                    model or DEFAULT_MODEL, name=model_name, config=config
+                )
+            except CheckpointError as error:
+                _fail(str(error))
             serve_until_signal(
                 backend,
                 http=http,
@@ -127,8 +130,6 @@ def serve(
                 ),
                 announce=lambda: _announce(backend.name, http, metrics),
             )
-    except CheckpointError as error:
-        _fail(str(error))
     except OSError as error:
         # What bind says is whole; of a file the name stands beside it.
         _fail(str(error) if error.filename or not error.strerror else error.strerror)
@@ -262,7 +263,7 @@ def _print_progress(counts: "Counts") -> None:
         print(counts.equation, file=sys.stderr, flush=True)
 
 
-def _announce(name: str, http: "socket.socket", metrics: "socket.socket") -> None:
+def _announce(name: str, http: socket.socket, metrics: socket.socket) -> None:
     url, metrics_url = _url(http), _url(metrics)
     body = json.dumps({"text_input": "The class", "max_tokens": 2000, "temperature": 0.8})
     print(
@@ -281,7 +282,7 @@ def _announce(name: str, http: "socket.socket", metrics: "socket.socket") -> Non
     )
 
 
-def _url(sock: "socket.socket") -> str:
+def _url(sock: socket.socket) -> str:
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -1,9 +1,10 @@
 """The HTTP frontend. Needs the ``server`` extra."""
 
+from disconnect_watch.ports import bind
 from disconnect_watch.server.app import create_app, create_metrics_app
 from disconnect_watch.server.frontend import Frontend
 from disconnect_watch.server.metrics import Metrics
-from disconnect_watch.server.run import ServeOptions, bind, serve
+from disconnect_watch.server.run import ServeOptions, serve
 
 __all__ = [
     "Frontend",

@@ -14,12 +14,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from disconnect_watch.adapters.uvicorn import HalfClose, HttpTools
 from disconnect_watch.backends import Backend
+from disconnect_watch.ports import listen
 from disconnect_watch.server.app import create_app, create_metrics_app
 from disconnect_watch.server.frontend import Frontend
 from disconnect_watch.server.metrics import Metrics
 from disconnect_watch.watcher import Watcher, default_watcher
 
-__all__ = ["FrontendProtocol", "FrontendServer", "ServeOptions", "bind", "make_server", "serve"]
+__all__ = ["FrontendProtocol", "FrontendServer", "ServeOptions", "make_server", "serve"]
 
 #: Seconds that a client gets to take the last words of a response that a shutdown cut short.
 FLUSH = 1.0
@@ -46,47 +47,6 @@ class ServeOptions:
     half_close: HalfClose = "disconnect"
     max_body_bytes: int = 1 << 26
     keep_alive: int = 75
-
-
-def bind(address: str, port: int) -> socket.socket:
-    """Take a TCP port, and listen on it only later: nobody connects before all is ready.
-
-    Args:
-        port: 0 takes a free one.
-
-    Raises:
-        OSError: says which address, and why not.
-    """
-    try:
-        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, name = found[0]
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(name)
-        except OSError:
-            sock.close()
-            raise
-    except OSError as error:
-        raise _cannot_listen(address, port, error) from error
-    return sock
-
-
-def _listen(sock: socket.socket) -> None:
-    """Let clients in. Two may have taken the same port; the second is told so here.
-
-    Raises:
-        OSError: says which address, and why not.
-    """
-    try:
-        sock.listen()
-    except OSError as error:
-        address, port = sock.getsockname()[:2]
-        raise _cannot_listen(address, port, error) from error
-
-
-def _cannot_listen(address: str, port: int, error: OSError) -> OSError:
-    return OSError(error.errno, f"cannot listen on {address} port {port}: {error.strerror}")
 
 
 class NoUpgrades(HttpToolsProtocol):
@@ -239,8 +199,8 @@ def serve(
     """
     try:
         # uvloop, where it failed to, would close the fd, and hide why with a second close.
-        _listen(http)
-        _listen(metrics)
+        listen(http)
+        listen(metrics)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(backend, http, metrics, options, announce))
     finally:

@@ -171,6 +171,23 @@ def test_a_port_in_use_is_an_error_that_says_so(
     )
 
 
+def test_a_port_in_use_is_told_before_anything_heavy_is_loaded() -> None:
+    # Symptom: some seconds of imports, and then the error.
+    script = (
+        "import sys; from disconnect_watch import cli\n"
+        "try: cli.app(sys.argv[1:])\n"
+        "finally: print(*{'torch', 'uvicorn'} & set(sys.modules))"
+    )
+    with bind("127.0.0.1", 0) as taken:
+        taken.listen()
+        options = ["serve", *FREE_PORTS, "--metrics-port", str(taken.getsockname()[1])]
+        done = subprocess.run(
+            [sys.executable, "-c", script, *options], capture_output=True, text=True
+        )
+    assert "Address already in use" in done.stderr
+    assert (done.returncode, done.stdout) == (2, "\n")
+
+
 @pytest.mark.usefixtures("root_logger")
 def test_one_port_for_both_is_an_error_that_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     # Symptom: "Bad file descriptor".

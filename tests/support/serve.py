@@ -22,8 +22,8 @@ from disconnect_watch.engine import DEFAULT_MODEL, Engine, EngineConfig, ModelCo
 from disconnect_watch.engine.checkpoint import load_model
 from disconnect_watch.engine.model import LlamaModel
 from disconnect_watch.engine.tokenizer import Tokenizer
-from disconnect_watch.server import Frontend, Metrics, ServeOptions, create_app
-from disconnect_watch.server.run import bind, make_server
+from disconnect_watch.server import Frontend, Metrics, ServeOptions, bind, create_app
+from disconnect_watch.server.run import make_server
 from disconnect_watch.watcher import Watcher
 from tests.support.net import wait_until
 

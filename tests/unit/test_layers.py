@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "disconnect_watch"
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "native": set(),
+    "ports": set(),
     "token": {"_core", "errors"},
     "watcher": {"_core", "errors", "token"},
     "aio": {"errors", "token", "watcher"},
@@ -21,11 +22,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"errors", "token"},
     "kernels": {"errors", "token"},
     "backends": {"errors", "token", "engine", "kernels"},
-    "server": {"errors", "token", "watcher", "aio", "adapters", "engine", "backends"},
+    "server": {"errors", "ports", "token", "watcher", "aio", "adapters", "engine", "backends"},
     "disagg": {"errors", "token", "engine", "backends"},
     "stress": {"errors"},
     "testing": {"errors", "token", "watcher", "aio"},
-    "cli": {"errors", "engine", "server", "backends", "stress"},
+    "cli": {"errors", "ports", "engine", "server", "backends", "stress"},
     "__init__": {"_core", "errors", "native", "token", "watcher", "aio"},
 }
 
