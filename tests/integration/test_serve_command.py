@@ -65,8 +65,9 @@ def test_a_server_that_does_not_come_up_is_not_left_behind() -> None:
 
 def test_a_server_does_not_outlive_a_test_run_that_is_killed() -> None:
     script = (
-        "import os; from tests.support.command import Process; "
-        "print(Process().process.pid, flush=True); os.kill(os.getpid(), 9)"
+        "import os; from tests.support.command import running\n"
+        "with running() as server:\n"
+        "    print(server.process.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
