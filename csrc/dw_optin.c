@@ -148,7 +148,6 @@ int dw_optin_set_vanish(dw_optin *optin, int fd, uint32_t vanish_ms)
 {
     optin->vanish_ms = vanish_ms;
     optin->bound_ms = 0;
-    optin->asked_ns = 0;
     int rc = ask_or_stop(optin, fd);
     if (rc)
         return rc;
@@ -191,12 +190,10 @@ uint32_t dw_optin_tick_ms(uint32_t vanish_ms)
 bool dw_optin_has_vanished(dw_optin *optin, const dw_sock_silence *silence,
                            uint64_t now_ns)
 {
-    uint64_t heard_ns = now_ns - silence->heard_ms_ago * NS_PER_MS;
-    if (!silence->is_asking) {
-        optin->asked_ns = 0;
+    if (!silence->is_asking)
         return false;
-    }
-    if (!optin->asked_ns || heard_ns > optin->asked_ns)
+    uint64_t heard_ns = now_ns - silence->heard_ms_ago * NS_PER_MS;
+    if (heard_ns > optin->asked_ns)
         optin->asked_ns = now_ns;
     return silence->heard_ms_ago >= optin->vanish_ms &&
            now_ns - optin->asked_ns >= optin->vanish_ms / 4 * NS_PER_MS;

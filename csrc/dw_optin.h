@@ -44,7 +44,7 @@ typedef struct {
     uint32_t vanish_ms; /* 0: off */
     uint32_t bound_ms;  /* 0: off */
     bool is_probing;
-    uint64_t asked_ns; /* since when a question waits for its answer; 0 none */
+    uint64_t asked_ns; /* when we first saw that the last question waits */
     dw_saved_option saved[DW_NUM_OPTIONS];
 } dw_optin;
 

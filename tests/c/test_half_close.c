@@ -67,6 +67,7 @@ TEST_EACH(over_unix_a_probed_half_close_is_none_until_the_close, watch_setup,
     fixture_open(&fx, setup);
     fixture_attach(&fx, &w);
     fixture_arm(&fx, &w, DW_MASK_GONE, 0);
+    CHECK_EQ(dw_watcher_set_probing(fx.watcher, w.conn, true), 0);
     net_leave(&w.net, LEAVE_HALF_CLOSE);
     UNTIL(&fx, dw_watcher_reason(fx.watcher, w.conn) == DW_REASON_FIN);
     CHECK_EQ(dw_watcher_set_probing(fx.watcher, w.conn, true), 0);

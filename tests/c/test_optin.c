@@ -178,6 +178,7 @@ TEST(each_opt_in_ends_alone)
     CHECK_EQ(dw_watcher_set_vanish(fx.watcher, w.conn, 30000), 0);
     CHECK_EQ(get_option(fd, IPPROTO_TCP, TCP_KEEPIDLE), 10);
     CHECK_EQ(get_option(fd, IPPROTO_TCP, TCP_KEEPINTVL), 5);
+    CHECK_EQ(get_option(fd, IPPROTO_TCP, TCP_KEEPCNT), 127);
     if (before.values[4] >= 0)
         CHECK_EQ(get_option(fd, IPPROTO_TCP, TCP_RTO_MAX_MS), 10000);
     CHECK_EQ(dw_watcher_set_probing(fx.watcher, w.conn, true), 0);

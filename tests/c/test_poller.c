@@ -301,12 +301,16 @@ TEST_EACH(ticks_come_beside_events_until_they_are_called_off, poller_case,
     CHECK_EQ(s.ops->add(s.poller, s.fds[0], 7), DW_OK);
     CHECK_EQ(s.ops->set_tick(s.poller, 60000), DW_OK);
     CHECK_EQ(s.ops->wait(s.poller, s.events, MAX_EVENTS, 0), 0);
+    uint64_t start_ns = dw_clock_ns();
     CHECK_EQ(s.ops->set_tick(s.poller, 20), DW_OK);
     for (int i = 0; i < 3; i++) {
         CHECK_EQ(s.ops->wait(s.poller, s.events, MAX_EVENTS, 10000), 1);
         CHECK(s.events[0].key == DW_POLL_TICK);
         CHECK_EQ(s.events[0].bits, 0);
     }
+    uint64_t took_ns = dw_clock_ns() - start_ns;
+    CHECK(took_ns >= 3 * 20 * NS_PER_MS);
+    CHECK(took_ns < UINT64_C(9000) * NS_PER_MS); /* not as often as wait ends */
     CHECK_EQ(s.ops->set_tick(s.poller, 0), DW_OK);
     CHECK_EQ(s.ops->wait(s.poller, s.events, MAX_EVENTS, 60), 0);
     shutdown(s.fds[1], SHUT_WR);

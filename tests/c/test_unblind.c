@@ -55,6 +55,22 @@ TEST_EACH(unblinding_lets_a_fin_in_behind_a_full_window, watch_setup, setup,
     fixture_close(&fx);
 }
 
+TEST(a_connection_that_is_gone_is_not_blind_however_full_its_window)
+{
+    fixture fx;
+    watched w;
+    fixture_open(&fx, &tcp_setups[0]);
+    fixture_watch(&fx, &w);
+    net_fill(w.net.client);
+    UNTIL(&fx, fixture_info(&fx, &w).is_blind);
+    net_leave(&w.net, LEAVE_RST);
+    UNTIL(&fx, fixture_reason(&fx, &w) == DW_REASON_RESET);
+    CHECK(!fixture_info(&fx, &w).is_blind);
+    CHECK_EQ(fixture_stats(&fx).num_blind, 0);
+    fixture_drop(&fx, &w);
+    fixture_close(&fx);
+}
+
 TEST(a_connection_that_nobody_watches_is_not_asked_whether_it_is_blind)
 {
     fixture fx;
