@@ -253,7 +253,7 @@ class HttpTools(HttpToolsProtocol):
             if exchange.fin_watch_id:
                 self._mailbox.disarm(self._connection, exchange.fin_watch_id)
             if has_fired and not exchange.cycle.response_complete:
-                self._peer_left(exchange.token.reason or Reason.OWNER_CLOSED)
+                self._peer_left(self._connection.reason or Reason.OWNER_CLOSED)
         self._exchange = None
 
     def _peer_left_at(self, reason: Reason, at_ns: int) -> None:

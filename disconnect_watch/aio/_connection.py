@@ -246,8 +246,6 @@ class LoopConnection:
             if attributes.get("close") is close:
                 del attributes["close"]
         self._shadowed_closes.clear()
-        if self._optins is not None:
-            self._optins.close()
         self.transport = self.protocol = None
 
     def pause(self) -> None:
@@ -278,11 +276,7 @@ class LoopConnection:
     def resume(self) -> None:
         """Read again, where the pause was ours and the owner's flow control agrees."""
         self._num_pauses -= 1
-        if self._num_pauses:
-            return
-        if self._optins is not None:
-            self._optins.reblind()
-        if not self._holds_pause:
+        if self._num_pauses or not self._holds_pause:
             return
         self._holds_pause = False
         reader, self._paused_reader = self._paused_reader, None

@@ -73,11 +73,9 @@ class OptIns:
                 self._conn.set_probing(False)
         if policy.unblind and not self._num_bytes():
             self.reblind()
-            self._return_transport()
-
-    def close(self) -> None:
-        """Forget the owner's reader. ``detach`` of the connection puts the options back."""
-        self._return_transport()
+            if self._flow is not None:
+                self._flow.return_transport()
+                self._flow = None
 
     def unblind(self) -> None:
         """Nobody reads from now on."""
@@ -112,11 +110,6 @@ class OptIns:
             self._conn.set_probing(True)
         if probe is not None and transport is not None:
             probe(transport)
-
-    def _return_transport(self) -> None:
-        flow, self._flow = self._flow, None
-        if flow is not None:
-            flow.return_transport()
 
 
 class FlowTransport:

@@ -34,6 +34,25 @@ TEST_EACH(a_probed_peer_that_closed_resets_and_one_that_half_closed_does_not,
     fixture_close(&fx);
 }
 
+/* HUP is both directions, of which the owner shut one. */
+TEST_EACH(over_tcp_the_own_shutdown_makes_no_reset_of_a_half_close, watch_setup,
+          setup, tcp_setups)
+{
+    fixture fx;
+    watched w;
+    fixture_open(&fx, setup);
+    fixture_attach(&fx, &w);
+    fixture_arm(&fx, &w, DW_MASK_GONE, 0);
+    CHECK_EQ(dw_watcher_set_probing(fx.watcher, w.conn, true), 0);
+    CHECK_EQ(shutdown(w.net.server, SHUT_WR), 0);
+    net_leave(&w.net, LEAVE_HALF_CLOSE);
+    UNTIL(&fx, dw_watcher_reason(fx.watcher, w.conn) == DW_REASON_FIN);
+    fixture_settle(&fx);
+    CHECK_EQ(fixture_reason(&fx, &w), DW_REASON_NONE);
+    fixture_drop(&fx, &w);
+    fixture_close(&fx);
+}
+
 static const watch_setup unix_setups[] = {
     {"epoll thread", "epoll", DW_DRIVER_THREAD, NET_UNIX},
     {"epoll loop", "epoll", DW_DRIVER_LOOP, NET_UNIX},

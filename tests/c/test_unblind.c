@@ -1,7 +1,9 @@
 /* A FIN behind a receive window that is full. */
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "dw_fixture.h"
+#include "dw_sock.h"
 
 /* The client's last bytes and its FIN stay in its own buffer. */
 static void leave_behind_full_window(net_pair *net)
@@ -67,6 +69,22 @@ TEST(a_connection_that_is_gone_is_not_blind_however_full_its_window)
     UNTIL(&fx, fixture_reason(&fx, &w) == DW_REASON_RESET);
     CHECK(!fixture_info(&fx, &w).is_blind);
     CHECK_EQ(fixture_stats(&fx).num_blind, 0);
+    fixture_drop(&fx, &w);
+    fixture_close(&fx);
+}
+
+TEST(a_socket_that_took_the_number_makes_no_connection_blind)
+{
+    fixture fx;
+    watched w;
+    fixture_open(&fx, &tcp_setups[0]);
+    fixture_watch(&fx, &w);
+    net_pair full = net_open(NET_TCP);
+    net_fill(full.client);
+    WAIT_UNTIL(dw_sock_is_window_closed(full.server));
+    CHECK_EQ(dup2(full.server, w.net.server), w.net.server);
+    CHECK(!fixture_info(&fx, &w).is_blind);
+    net_close(&full);
     fixture_drop(&fx, &w);
     fixture_close(&fx);
 }

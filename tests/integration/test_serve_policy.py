@@ -87,15 +87,19 @@ def serving(
         assert watcher.stats().num_armed == 0
 
 
-def is_probed(client: socket.socket) -> bool:
-    """Whether the server's end of the connection, which is in this process, asks by keepalive."""
+def option_of_server(client: socket.socket, option: int) -> int:
+    """An option of the server's end of the connection, which is in this process."""
     for fd, target in open_fds().items():
         if not target.startswith("socket:"):
             continue
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as end:
             if end.getpeername() == client.getsockname():
-                return bool(end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
-    return False
+                return end.getsockopt(socket.SOL_SOCKET, option)
+    return 0
+
+
+def is_probed(client: socket.socket) -> bool:
+    return option_of_server(client, socket.SO_KEEPALIVE) == 1
 
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -183,6 +187,20 @@ def test_a_client_that_resets_after_its_half_close_is_gone(loop_name: str) -> No
         assert app.tokens[0].reason is Reason.RESET
 
 
+def test_nothing_stays_armed_between_two_requests(loop_name: str) -> None:
+    app = Application()
+    with (
+        serving(loop_name, app, half_close="probe") as (server, watcher),
+        Client(server.port) as client,
+    ):
+        client.sock.sendall(request_bytes("/"))
+        wait_until(lambda: app.tokens)
+        app.release()
+        assert client.read_response()[2] == b"end"
+        wait_until(lambda: watcher.stats().num_armed == 0)
+        assert watcher.stats().num_connections == 1
+
+
 @pytest.mark.slow
 def test_a_client_that_vanished_is_gone(loop_name: str) -> None:
     app = Application()
@@ -224,11 +242,12 @@ def test_what_waited_behind_is_served_after_it_was_unblinded(loop_name: str) -> 
         client.sock.sendall(request_bytes("/"))
         wait_until(lambda: app.tokens)
         client.sock.sendall(request_bytes("/", b"second"))
-        app.release()
-        assert client.read_response()[2] == b"end"
-        wait_until(lambda: len(app.tokens) == 2)
-        app.release()
-        assert client.read_response()[2] == b"end"
+        wait_until(lambda: option_of_server(client.sock, socket.SO_RCVLOWAT) == 1 << 20)
+        client.sock.sendall(request_bytes("/", b"third, and still in the kernel"))
+        for num_started in (1, 2, 3):
+            wait_until(lambda: len(app.tokens) == num_started)  # noqa: B023
+            app.release()
+            assert client.read_response()[2] == b"end"
 
 
 def test_policies_that_cannot_be_kept_are_refused(loop_name: str) -> None:

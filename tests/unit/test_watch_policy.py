@@ -1,8 +1,10 @@
 """Policies of ``watch`` and ``start_server``: probe, vanish_after, unblind and grace."""
 
 import asyncio
+import gc
 import os
 import socket
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -141,6 +143,25 @@ def test_a_failing_probe_is_reported_and_ends_nothing(run: LoopRunner, tcp: Pair
     assert str(run.reports[0]["exception"]) == "no comment"
 
 
+def test_who_has_closed_the_connection_himself_probes_nobody(run: LoopRunner, tcp: Pair) -> None:
+    probed: list[object] = []
+
+    async def main() -> None:
+        with Watcher() as watcher:
+            async with streams(tcp) as (_, writer):
+                async with watch(writer, half_close="probe", probe=probed.append, watcher=watcher):
+                    # More than goes out at once, so that the transport stays open a while.
+                    writer.write(bytes(1 << 23))
+                    writer.close()
+                    tcp.leave("half_close")
+                    await until(lambda: watcher.stats().num_signals[Reason.FIN])
+                    await asyncio.sleep(0.01)
+                tcp.client.close()
+
+    run(main)
+    assert not probed
+
+
 # --- vanish_after -----------------------------------------------------------------------
 
 
@@ -179,6 +200,34 @@ def test_the_shortest_bound_of_all_holds_while_its_block_lasts(run: LoopRunner, 
             async with watch(other.server, vanish_after=60, watcher=watcher):
                 assert options_of(other.server) != before
             assert options_of(other.server) == before
+
+    run(main)
+
+
+def test_a_bound_ends_with_its_handler(run: LoopRunner) -> None:
+    writers: list[asyncio.StreamWriter] = []
+    may_end = asyncio.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await may_end.wait()
+
+    def is_asking() -> bool:
+        sock: socket.socket = writers[0].get_extra_info("socket")
+        return sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+
+    async def main() -> None:
+        with Watcher() as watcher, listener("tcp") as listening:
+            server = await start_server(
+                handle, sock=listening.dup(), vanish_after=60, watcher=watcher
+            )
+            async with server:
+                with dial(listening):
+                    await until(lambda: writers and is_asking())
+                    may_end.set()
+                    await until(lambda: not is_asking())
+                    writers[0].close()
+                await until(lambda: not watcher.stats().num_connections)
 
     run(main)
 
@@ -409,6 +458,25 @@ def test_a_handler_has_its_grace(run: LoopRunner, seconds: float, end: str) -> N
                 await until(lambda: ends)
                 await asyncio.sleep(0)
             assert ends == [end]
+
+    run(main)
+
+
+def test_a_handler_that_ended_in_its_grace_is_not_kept_till_its_end(run: LoopRunner) -> None:
+    protocols: list[weakref.ref[asyncio.BaseProtocol]] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        protocols.append(weakref.ref(transport_of(writer).get_protocol()))
+        await until(writer.transport.is_closing)
+        await asyncio.sleep(0.01)
+
+    async def main() -> None:
+        with listener("tcp") as listening:
+            server = await start_server(handle, sock=listening.dup(), on_disconnect=grace(60))
+            async with server:
+                with dial(listening) as client:
+                    reset(client)
+                await until(lambda: protocols and gc.collect() >= 0 and protocols[0]() is None)
 
     run(main)
 
