@@ -73,6 +73,7 @@ async def serve_leaver(backend: ScriptedBackend, path: str) -> list[dict[str, An
     frontend = Frontend(backend)
     scope = {
         "type": "http",
+        "http_version": "1.1",
         "method": "POST",
         "path": path,
         "headers": [],
