@@ -69,9 +69,10 @@ def test_a_server_does_not_outlive_a_test_run_that_is_killed() -> None:
         "with running() as server:\n"
         "    print(server.process.pid, flush=True); os.kill(os.getpid(), 9)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    pid = int(done.stdout)
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as killed:
+        assert killed.stdout is not None
+        pid = int(killed.stdout.readline())
+        assert killed.wait(10) == -signal.SIGKILL
     try:
         wait_until(lambda: not is_running(pid))
     finally:
