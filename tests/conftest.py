@@ -26,7 +26,7 @@ BEYOND_THE_CORE = [
     "machines/test_engine_machine.py",
     "machines/test_pool_machine.py",
     "machines/test_scheduler_machine.py",
-    "unit/test_bench.py",
+    "unit/test_bench*",
     "unit/test_block_pool.py",
     "unit/test_engine_*",
     "unit/test_scheduler.py",
