@@ -43,6 +43,7 @@ _OF_THEIR_OWN = {
     "SO_SNDBUF",
     "TCP_INFO",
     "TCP_QUICKACK",
+    "TCP_TIMESTAMP",  # a clock; named from Python 3.12 on
 }
 #: Their numbers are those of other options here.
 _OF_OTHER_PROTOCOLS = ("SO_J1939", "SO_VM")
