@@ -63,7 +63,8 @@ class RequestRecord:
                 "tokens": self.outcome.num_generated_tokens,
                 "wasted": self.outcome.num_wasted_tokens,
             }
-        elif self.token.reason is not None:
+        elif self.token.reason is not None and self.status >= 400:
+            # An answer without a body is complete with its head: who leaves then has it all.
             line["reason"] = self.token.reason
         return line
 

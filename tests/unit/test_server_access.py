@@ -159,3 +159,27 @@ async def test_an_answer_instead_of_a_continue_closes_the_connection(
     }
     await AccessLog(app)(scope, receive, send)
     assert ((b"connection", b"close") in sent[0]["headers"]) is closes
+
+
+@pytest.mark.asyncio
+async def test_who_leaves_with_the_whole_answer_is_no_reason(
+    log: pytest.LogCaptureFixture,
+) -> None:
+    # Symptom: a healthy probe logged with "reason": "fin", since its answer is all head.
+    token = CancelToken()
+
+    async def receive() -> Any:
+        raise AssertionError("nobody reads the body")
+
+    async def send(message: Any) -> None:
+        token.cancel(Reason.FIN)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    state = {TOKEN_KEY: token}
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "state": state}
+    await AccessLog(app)(scope, receive, send)
+    (line,) = log.records
+    assert line.__dict__["status"] == 200
+    assert "reason" not in line.__dict__
