@@ -243,7 +243,7 @@ token.wait()
 server.close()
 """,
     "callback": """
-token.add_callback(lambda: None)
+token.add_callback(lambda _: None)
 conn = dw.attach(server)
 conn.arm(token)
 client.close()
