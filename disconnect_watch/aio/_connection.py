@@ -34,6 +34,7 @@ from typing import Any, Protocol
 from disconnect_watch.aio._mailbox import LoopMailbox
 from disconnect_watch.aio._optins import FlowTransport, OptIns
 from disconnect_watch.aio._policy import Policy
+from disconnect_watch.aio._slotted import follow_slotted
 from disconnect_watch.errors import ClosedError, UnsupportedSocketError
 from disconnect_watch.token import CancelToken, Reason
 from disconnect_watch.watcher import Connection, Watcher, default_watcher, is_gone
@@ -114,7 +115,7 @@ class LoopConnection:
         self._unshadow = lambda: attributes.pop(_KNOWN, None)
 
     def follow(self, transport: asyncio.Transport, protocol: asyncio.BaseProtocol | None) -> None:
-        """Hear from ``protocol`` when the connection ends, if it takes an attribute.
+        """Hear from ``protocol`` when the connection ends, if it can be made to tell.
 
         Called again where the transport got another protocol, or the protocol another
         transport (TLS was started on it).
@@ -332,7 +333,7 @@ def connection_of_transport(
     """The connection of an open transport, attached and followed once.
 
     Raises:
-        UnsupportedSocketError: it must be followed, and its protocol takes no attribute.
+        UnsupportedSocketError: it must be followed, and its protocol cannot be.
     """
     protocol = transport.get_protocol()
     known = mailbox.connections.get(fd)
@@ -344,8 +345,9 @@ def connection_of_transport(
     known.follow(transport, protocol)
     if must_follow and not known.is_followed:
         raise UnsupportedSocketError(
-            f"watch {transport!r}: it goes on reading, and {type(protocol).__name__} takes no "
-            "attribute through which to hear of its end; pass pause_reading=True and no TLS"
+            f"watch {transport!r}: it goes on reading, and {type(protocol).__name__} takes neither "
+            "an attribute nor another class through which to hear of its end; "
+            "pass pause_reading=True and no TLS"
         )
     return known
 
@@ -363,11 +365,12 @@ def _shadow(
 ) -> Callable[[], None] | None:
     """Report a protocol's callbacks to ``connection`` first; returns what undoes it.
 
-    Returns None where the protocol has no ``__dict__`` to put them in.
+    Returns None where the protocol neither has a ``__dict__`` to put them in nor lets its
+    class be exchanged.
     """
     attributes: dict[str, Any] | None = getattr(protocol, "__dict__", None)
     if attributes is None:
-        return None
+        return follow_slotted(connection, protocol, _KNOWN)
     own_connection_lost = protocol.connection_lost
     own_eof_received: Callable[[], bool | None] | None = getattr(protocol, "eof_received", None)
 

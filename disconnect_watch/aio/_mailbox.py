@@ -43,12 +43,14 @@ class LoopMailbox:
         self.connections: weakref.WeakValueDictionary[int, LoopConnection] = (
             weakref.WeakValueDictionary()
         )
+        #: Those that nothing of their transport holds: the loop does, by its reader.
+        self.held: set[LoopConnection] = set()
         #: By the id of a connection, which is valid while the value holds it, and the watch.
         self._entries: dict[tuple[int, int], tuple[Connection, OnLeave]] = {}
         self._delivered: set[tuple[int, int]] = set()
         self._thread_id = threading.get_ident()
         self._reader = _Reader(loop, watcher)
-        self._reader.open(weakref.ref(self))
+        self._reader.open(weakref.ref(self), self.held)
 
     @property
     def is_loop_driven(self) -> bool:
@@ -183,19 +185,14 @@ class _Reader:
         self._pid = os.getpid()
         self._fds: list[int] = []
 
-    def open(self, weak: weakref.ref[LoopMailbox]) -> None:
+    def open(self, weak: weakref.ref[LoopMailbox], held: "set[LoopConnection]") -> None:
         # A bound method would let the loop keep the LoopMailbox alive.
-        self._add(self.mailbox.fileno(), _deliver, weak)
+        self._add(self.mailbox.fileno(), _deliver, weak, held)
         if self.is_loop_driven:
-            self._add(self.mailbox.watcher.fileno(), _poll, weak)
+            self._add(self.mailbox.watcher.fileno(), _poll, weak, held)
 
-    def _add(
-        self,
-        fd: int,
-        callback: Callable[[weakref.ref[LoopMailbox]], None],
-        weak: weakref.ref[LoopMailbox],
-    ) -> None:
-        self._loop.add_reader(fd, callback, weak)
+    def _add(self, fd: int, callback: Callable[..., None], *arguments: object) -> None:
+        self._loop.add_reader(fd, callback, *arguments)
         self._fds.append(fd)
 
     def close(self) -> None:
@@ -208,13 +205,13 @@ class _Reader:
         self.mailbox.close()
 
 
-def _deliver(weak: weakref.ref[LoopMailbox]) -> None:
+def _deliver(weak: weakref.ref[LoopMailbox], held: object) -> None:
     mailbox = weak()
     if mailbox is not None:
         mailbox.deliver()
 
 
-def _poll(weak: weakref.ref[LoopMailbox]) -> None:
+def _poll(weak: weakref.ref[LoopMailbox], held: object) -> None:
     mailbox = weak()
     if mailbox is not None and not mailbox.watcher.is_closed:
         mailbox.watcher.poll()

@@ -216,6 +216,14 @@ class Watch:
             must_follow=is_tls or not self._pause_reading,
         )
 
+    def disarm(self) -> None:
+        """Let the rest of the block run whatever the client does. Idempotent.
+
+        For when all that the client waits for is about to be written: it may leave as
+        soon as it has that. A cancel that was made before stands.
+        """
+        self._exit()
+
     def on_leave(self, reason: Reason, at_ns: int) -> None:
         """The connection ended: cancel the block, once, if it was the client's doing."""
         connection = self._connection

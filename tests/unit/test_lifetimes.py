@@ -192,6 +192,31 @@ def test_loop_closed_amid_its_watches_leaves_nothing_behind(run: LoopRunner, pai
     assert len(open_fds()) == before - 1  # the client's
 
 
+@pytest.mark.filterwarnings("ignore:unclosed")
+def test_loop_closed_over_a_protocol_without_attributes_leaves_nothing_behind(
+    run: LoopRunner, tcp: Pair
+) -> None:
+    class Slotted(asyncio.Protocol):
+        __slots__ = ()
+
+    before = len(open_fds())
+    loop = LOOP_FACTORIES[run.kind]()
+
+    async def serve_once() -> None:
+        sock = tcp.server.dup()
+        transport, _ = await asyncio.get_running_loop().create_connection(Slotted, sock=sock)
+        async with watch(transport, pause_reading=False):
+            pass
+
+    loop.run_until_complete(serve_once())
+    assert default_watcher().stats().num_connections == 1
+    loop.close()
+    del loop
+    gc.collect()
+    assert default_watcher().stats().num_connections == 0
+    assert len(open_fds()) == before
+
+
 def test_loops_in_threads_share_one_watcher(run: LoopRunner) -> None:
     reasons: list[Reason] = []
 

@@ -728,6 +728,47 @@ def test_transport_that_cannot_be_paused_leaves_nothing_armed(tcp: Pair) -> None
     LoopRunner("asyncio")(main)  # uvloop's transports take no attribute
 
 
+def test_disarmed_block_runs_on_when_its_client_leaves(run: LoopRunner, tcp: Pair) -> None:
+    async def main() -> None:
+        async with streams(tcp) as (_, writer):
+            async with watch(writer) as w:
+                w.disarm()
+                tcp.leave("rst")
+                await until(writer.transport.is_closing)
+                await asyncio.sleep(0)
+                w.disarm()
+            assert not w.token.cancelled
+            assert w.reason is None
+
+    run(main)
+
+
+def test_disarm_takes_back_a_cancel_that_is_due(run: LoopRunner, tcp: Pair) -> None:
+    async def main() -> None:
+        tcp.leave("rst")
+        async with streams(tcp) as (_, writer), watch(writer) as w:
+            assert w.token.cancelled  # on entry; the cancel follows at the loop's next turn
+            w.disarm()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    run(main)
+
+
+def test_disarm_does_not_take_back_a_cancel_that_was_made(run: LoopRunner, tcp: Pair) -> None:
+    async def main() -> None:
+        async with streams(tcp) as (_, writer):
+            with pytest.raises(ClientDisconnected):
+                async with watch(writer) as w:
+                    try:
+                        tcp.leave("rst")
+                        await forever()
+                    finally:
+                        w.disarm()
+
+    run(main)
+
+
 def test_plain_socket_watched_twice_is_attached_once(run: LoopRunner, pair: Pair) -> None:
     async def main() -> None:
         with pytest.raises(ClientDisconnected):
@@ -777,20 +818,86 @@ def test_fd_number_used_again_is_another_connection(run: LoopRunner) -> None:
 class Slotted(asyncio.Protocol):
     """Takes no attribute, as aiohttp's protocol takes none."""
 
-    __slots__ = ("data",)
+    __slots__ = ("calls", "data")
+    calls: list[str]
+    data: bytearray
 
     def __init__(self) -> None:
-        self.data = b""
+        object.__setattr__(self, "data", bytearray())
+        object.__setattr__(self, "calls", [])
 
     def data_received(self, data: bytes) -> None:
         self.data += data
 
+    def eof_received(self) -> None:
+        self.calls.append("eof")
 
-def test_protocol_without_attributes_is_attached_for_each_block(run: LoopRunner) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
+        self.calls.append("lost")
+
+
+class Sealed(Slotted):
+    """Takes no other class either."""
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(name)
+
+    def data_received(self, data: bytes) -> None:
+        self.data.extend(data)
+
+
+@pytest.mark.parametrize(("way", "calls"), [("fin", ["eof", "lost"]), ("rst", ["lost"])])
+def test_protocol_without_attributes_is_followed_while_it_reads(
+    run: LoopRunner, way: str, calls: list[str]
+) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with connected() as pair, Watcher(driver="loop") as deaf:
+            transport, protocol = await loop.create_connection(Slotted, sock=pair.server)
+            async with watch(transport, watcher=deaf, pause_reading=False):
+                pair.client.sendall(b"now")
+                await until(lambda: protocol.data == b"now")
+            gc.collect()  # nothing but its mailbox holds it now
+            assert deaf.stats().num_connections == 1
+            loop.remove_reader(deaf.fileno())  # what the protocol hears is all there is
+            with pytest.raises(ClientDisconnected):
+                async with watch(transport, watcher=deaf, pause_reading=False):
+                    pair.leave(way)
+                    await forever()
+            await until(lambda: protocol.calls == calls)
+            assert type(protocol) is Slotted
+            assert not loop_mailbox(deaf).held
+            assert deaf.stats().num_connections == 0
+
+    run(main)
+
+
+def test_two_protocols_without_attributes_are_told_apart(run: LoopRunner) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with connected() as first, connected() as second:
+            transports = [
+                (await loop.create_connection(Slotted, sock=pair.server))[0]
+                for pair in (first, second)
+            ]
+            async with watch(transports[0], pause_reading=False) as stays:
+                with pytest.raises(ClientDisconnected):
+                    async with watch(transports[1], pause_reading=False):
+                        second.leave("rst")
+                        await forever()
+                assert not stays.token.cancelled
+            transports[0].close()
+
+    run(main)
+
+
+def test_protocol_that_takes_nothing_is_attached_for_each_block(run: LoopRunner) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         with connected() as pair:
-            transport, protocol = await loop.create_connection(Slotted, sock=pair.server)
+            transport, protocol = await loop.create_connection(Sealed, sock=pair.server)
             mailbox = loop_mailbox()
             async with watch(transport):
                 (connection,) = mailbox.connections.values()
@@ -800,7 +907,7 @@ def test_protocol_without_attributes_is_attached_for_each_block(run: LoopRunner)
             assert not connection.conn.is_attached
             assert default_watcher().stats().num_connections == 0
             await until(lambda: protocol.data == b"later")
-            with pytest.raises(UnsupportedSocketError, match="Slotted"):
+            with pytest.raises(UnsupportedSocketError, match="Sealed"):
                 async with watch(transport, pause_reading=False):
                     pass
             assert default_watcher().stats().num_connections == 0
@@ -820,13 +927,13 @@ def test_fd_number_that_another_transport_got_amid_a_block_is_another_connection
         loop = asyncio.get_running_loop()
         with connected() as first:
             number = first.server.fileno()
-            transport, _ = await loop.create_connection(Slotted, sock=first.server)
+            transport, _ = await loop.create_connection(Sealed, sock=first.server)
             async with watch(transport):
                 transport.abort()
                 await until(lambda: number not in open_fds())
                 server, client = socket.socketpair()
                 assert server.fileno() == number
-                successor, _ = await loop.create_unix_connection(Slotted, sock=server)
+                successor, _ = await loop.create_unix_connection(Sealed, sock=server)
                 with pytest.raises(ClientDisconnected):
                     async with watch(successor):
                         client.close()
