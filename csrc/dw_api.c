@@ -29,4 +29,10 @@ const dw_api dw_api_core = {
     .mailbox_drain = dw_mailbox_drain,
     .mailbox_wake = dw_mailbox_wake,
     .mailbox_close = dw_mailbox_close,
+    .watcher_reason = dw_watcher_reason,
+    .watcher_set_vanish = dw_watcher_set_vanish,
+    .watcher_vanish_bound = dw_watcher_vanish_bound,
+    .watcher_set_probing = dw_watcher_set_probing,
+    .watcher_unblind = dw_watcher_unblind,
+    .watcher_reblind = dw_watcher_reblind,
 };

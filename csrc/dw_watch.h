@@ -145,6 +145,9 @@ int dw_watcher_reason(dw_watcher *watcher, dw_conn_id conn);
 int dw_watcher_set_vanish(dw_watcher *watcher, dw_conn_id conn,
                           uint32_t after_ms);
 
+/* RETURNS: vanish_bound_ms, without the rest of the info; 0 not looked for. */
+int dw_watcher_vanish_bound(dw_watcher *watcher, dw_conn_id conn);
+
 /* After a FIN: has the peer only shut its sending side? Asks by keepalive each
  * second, without a byte. A peer that closed is RESET once its kernel has
  * forgotten the connection (tcp_fin_timeout, 60 s by default on Linux). Over

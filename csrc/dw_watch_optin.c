@@ -82,6 +82,18 @@ int dw_watcher_set_vanish(dw_watcher *watcher, dw_conn_id id, uint32_t after_ms)
     return rc == DW_ESTALE ? dw_watcher_gone(watcher) : rc;
 }
 
+int dw_watcher_vanish_bound(dw_watcher *watcher, dw_conn_id id)
+{
+    if (dw_fork_is_child(&watcher->guard))
+        return DW_EFORKED;
+    dw_conn *conn = dw_watcher_lock_conn(watcher, id);
+    if (!conn)
+        return dw_watcher_gone(watcher);
+    int bound_ms = conn->optin ? (int)conn->optin->bound_ms : 0;
+    dw_lock_release(&conn->lock);
+    return bound_ms;
+}
+
 int dw_watcher_set_probing(dw_watcher *watcher, dw_conn_id id, bool is_on)
 {
     if (dw_fork_is_child(&watcher->guard))

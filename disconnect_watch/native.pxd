@@ -32,6 +32,7 @@ cdef extern from "disconnect_watch.h" nogil:
     ctypedef uint32_t dw_reason_mask
     dw_reason_mask DW_MASK(int reason)
     dw_reason_mask DW_MASK_GONE
+    dw_reason_mask DW_MASK_FIN
     dw_reason_mask DW_MASK_ANY
 
     ctypedef struct dw_flags:
@@ -92,4 +93,16 @@ cdef extern from "disconnect_watch.h":
         ) noexcept nogil
         void (*mailbox_wake)(dw_mailbox *mailbox) noexcept nogil
         void (*mailbox_close)(dw_mailbox *mailbox) noexcept nogil
+        int (*watcher_reason)(dw_watcher *watcher, dw_conn_id conn) noexcept nogil
+        int (*watcher_set_vanish)(
+            dw_watcher *watcher, dw_conn_id conn, uint32_t after_ms
+        ) noexcept nogil
+        int (*watcher_vanish_bound)(dw_watcher *watcher, dw_conn_id conn) noexcept nogil
+        int (*watcher_set_probing)(
+            dw_watcher *watcher, dw_conn_id conn, bint is_on
+        ) noexcept nogil
+        int (*watcher_unblind)(
+            dw_watcher *watcher, dw_conn_id conn, int num_bytes
+        ) noexcept nogil
+        int (*watcher_reblind)(dw_watcher *watcher, dw_conn_id conn) noexcept nogil
     const dw_api *dw_import() except NULL

@@ -37,6 +37,9 @@
 #define DISCONNECT_WATCH_H
 
 #include <errno.h>
+#ifndef __cplusplus
+#include <stdbool.h>
+#endif
 #include <stddef.h>
 #include <stdint.h>
 
@@ -45,7 +48,9 @@ extern "C" {
 #endif
 
 /* Raised when something here changes its meaning or its place. Functions that
- * are added come last in dw_api, which its size tells. */
+ * are added come last in dw_api, which its size tells: code that was compiled
+ * with an older header goes on working, code that needs more than the installed
+ * package has is refused by dw_import. */
 #define DW_ABI_VERSION 1
 
 #define DW_API_CAPSULE "disconnect_watch._core._C_API"
@@ -84,7 +89,9 @@ typedef uint32_t dw_reason_mask;
 #define DW_MASK_GONE                                           \
     (DW_MASK(DW_REASON_RESET) | DW_MASK(DW_REASON_TIMED_OUT) | \
      DW_MASK(DW_REASON_OWNER_CLOSED))
-#define DW_MASK_ANY (DW_MASK_GONE | DW_MASK(DW_REASON_FIN))
+/* A FIN alone: the peer closed, or only shut its sending side. */
+#define DW_MASK_FIN DW_MASK(DW_REASON_FIN)
+#define DW_MASK_ANY (DW_MASK_GONE | DW_MASK_FIN)
 
 typedef struct dw_flags dw_flags;
 typedef struct dw_watcher dw_watcher;
@@ -205,6 +212,38 @@ typedef struct {
                          size_t max_events);
     void (*mailbox_wake)(dw_mailbox *mailbox);
     void (*mailbox_close)(dw_mailbox *mailbox);
+
+    /* RETURNS: the reason told first, 0 while the peer is there; asks nobody.
+     * ERRORS: DW_ESTALE, DW_ECLOSED, DW_EFORKED. */
+    int (*watcher_reason)(dw_watcher *watcher, dw_conn_id conn);
+
+    /* The opt-ins. They set options of the socket, and detach puts back those
+     * that the owner has not set anew meanwhile. Over anything but TCP they do
+     * nothing, but for what set_probing says.
+     * ERRORS, of all: DW_ESTALE, DW_ECLOSED, DW_EFORKED, DW_ENOMEM, DW_EINVAL;
+     * DW_EBADF: the owner closed the fd without detach. */
+
+    /* A peer that vanished without a word is TIMED_OUT: probes or
+     * retransmissions went unanswered and nothing at all was heard for after_ms,
+     * 2000 to 86,400,000; 0 looks no more. A peer that answers and merely does
+     * not read is never taken for gone. Looked for while a watch is armed. */
+    int (*watcher_set_vanish)(dw_watcher *watcher, dw_conn_id conn,
+                              uint32_t after_ms);
+    /* RETURNS: by when it is told at the latest, in milliseconds from the
+     * peer's last segment or from arm; 0 it is not looked for. */
+    int (*watcher_vanish_bound)(dw_watcher *watcher, dw_conn_id conn);
+    /* After a FIN: has the peer only shut its sending side? Asks by keepalive
+     * each second; one that closed is RESET once its kernel has forgotten the
+     * connection (tcp_fin_timeout, 60 s on Linux). Over AF_UNIX at once. To be
+     * told of a FIN and still serve who only shut its side, arm twice: with
+     * DW_MASK_GONE for what ends the work, with DW_MASK_FIN for when to ask. */
+    int (*watcher_set_probing)(dw_watcher *watcher, dw_conn_id conn,
+                               bool is_on);
+    /* While you do not read: lets a FIN in behind num_bytes unread bytes, of
+     * which the kernel allows half of tcp_rmem's maximum. Reading then waits
+     * for as many, so reblind before you read. The buffer stays as large. */
+    int (*watcher_unblind)(dw_watcher *watcher, dw_conn_id conn, int num_bytes);
+    int (*watcher_reblind)(dw_watcher *watcher, dw_conn_id conn);
 } dw_api;
 
 #ifdef Py_PYTHON_H
@@ -220,7 +259,7 @@ static inline const dw_api *dw_import(void)
         PyErr_Format(PyExc_ImportError,
                      "the installed disconnect_watch has native interface %u "
                      "of %u bytes, and this module was compiled for %u of %u: "
-                     "compile it again",
+                     "compile it again, or install a newer disconnect_watch",
                      (unsigned)api->abi_version, (unsigned)api->size,
                      (unsigned)DW_ABI_VERSION, (unsigned)sizeof(dw_api));
         return NULL;

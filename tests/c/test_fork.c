@@ -49,6 +49,12 @@ static void use_the_parents_watcher(void *arg)
     CHECK_EQ(dw_watcher_disarm(watcher, h->w.conn, h->w.watch), DW_EFORKED);
     CHECK_EQ(dw_watcher_lost(watcher, h->w.conn, DW_REASON_FIN), DW_EFORKED);
     CHECK_EQ(dw_watcher_info(watcher, h->w.conn, &info), DW_EFORKED);
+    CHECK_EQ(dw_watcher_reason(watcher, h->w.conn), DW_EFORKED);
+    CHECK_EQ(dw_watcher_set_vanish(watcher, h->w.conn, 2000), DW_EFORKED);
+    CHECK_EQ(dw_watcher_vanish_bound(watcher, h->w.conn), DW_EFORKED);
+    CHECK_EQ(dw_watcher_set_probing(watcher, h->w.conn, true), DW_EFORKED);
+    CHECK_EQ(dw_watcher_unblind(watcher, h->w.conn, 1), DW_EFORKED);
+    CHECK_EQ(dw_watcher_reblind(watcher, h->w.conn), DW_EFORKED);
     CHECK_EQ(dw_watcher_detach(watcher, h->w.conn), DW_EFORKED);
     if (h->fx.setup->driver == DW_DRIVER_LOOP)
         CHECK_EQ(dw_watcher_poll(watcher, 0), DW_EFORKED);

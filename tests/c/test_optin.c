@@ -280,9 +280,11 @@ TEST(opt_ins_refuse_what_they_cannot_mean)
     CHECK_EQ(dw_watcher_set_probing(fx.watcher, w.conn, true), DW_ESTALE);
     CHECK_EQ(dw_watcher_unblind(fx.watcher, w.conn, 1), DW_ESTALE);
     CHECK_EQ(dw_watcher_reblind(fx.watcher, w.conn), DW_ESTALE);
+    CHECK_EQ(dw_watcher_vanish_bound(fx.watcher, w.conn), DW_ESTALE);
     CHECK_EQ(dw_watcher_reason(fx.watcher, w.conn), DW_ESTALE);
     dw_watcher_close(fx.watcher);
     CHECK_EQ(dw_watcher_set_vanish(fx.watcher, w.conn, 2000), DW_ECLOSED);
+    CHECK_EQ(dw_watcher_vanish_bound(fx.watcher, w.conn), DW_ECLOSED);
     CHECK_EQ(dw_watcher_reblind(fx.watcher, w.conn), DW_ECLOSED);
     net_close(&w.net);
     fixture_close(&fx);

@@ -201,6 +201,7 @@ TEST(the_worst_case_can_be_read_and_ticks_end_with_the_last_that_wants_them)
     fixture_attach(&fx, &first);
     fixture_attach(&fx, &second);
     CHECK_EQ(fixture_info(&fx, &first).vanish_bound_ms, 0);
+    CHECK_EQ(dw_watcher_vanish_bound(fx.watcher, first.conn), 0);
     CHECK_EQ(dw_watcher_set_vanish(fx.watcher, second.conn, 80000), 0);
     CHECK_EQ(dw_watcher_set_vanish(fx.watcher, first.conn, 2000), 0);
     int cap_ms;
@@ -209,6 +210,8 @@ TEST(the_worst_case_can_be_read_and_ticks_end_with_the_last_that_wants_them)
                                  &cap_ms, &size);
     CHECK_EQ(fixture_info(&fx, &first).vanish_bound_ms,
              is_capped ? 2250 : 135750);
+    CHECK_EQ(dw_watcher_vanish_bound(fx.watcher, first.conn),
+             fixture_info(&fx, &first).vanish_bound_ms);
     CHECK_EQ(fixture_info(&fx, &second).vanish_bound_ms,
              is_capped ? 85000 : 160000);
     CHECK_EQ(dw_watcher_poll(fx.watcher, 4000), 1);

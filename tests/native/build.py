@@ -15,18 +15,24 @@ WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror")
 _SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
 
 
-def compile_to(target: Path, source: Path, *flags: str) -> None:
+def compile_to(target: Path, source: Path, *flags: str, include: str = get_include()) -> None:
     """Run the compiler of the source's language; AssertionError with what it said."""
     is_cpp = source.suffix == ".cpp"
     compiler = os.environ.get("CXX", "c++") if is_cpp else os.environ.get("CC", "cc")
     command = [compiler, "-std=c++17" if is_cpp else "-std=c11", "-O1", "-pthread"]
     # Libraries, which are among the flags, come after what needs them.
-    command += [f"-I{get_include()}", str(source), *flags, "-o", str(target)]
+    command += [f"-I{include}", str(source), *flags, "-o", str(target)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def build_module(name: str, folder: Path, *flags: str, source: Path | None = None) -> ModuleType:
+def build_module(
+    name: str,
+    folder: Path,
+    *flags: str,
+    source: Path | None = None,
+    include: str = get_include(),
+) -> ModuleType:
     """Compile and import one example as an extension module.
 
     Args:
@@ -34,12 +40,13 @@ def build_module(name: str, folder: Path, *flags: str, source: Path | None = Non
         folder: where the shared object goes.
         flags: more for the compiler; libraries too.
         source: where the source is, if not in this directory.
+        include: the directory of the public header.
     """
     if source is None:
         (source,) = [path for path in HERE.glob(f"{name}.*") if path.suffix in (".c", ".cpp")]
     target = folder / f"{name}{_SUFFIX}"
     python = f"-I{sysconfig.get_path('include')}"
-    compile_to(target, source, "-shared", "-fPIC", python, *flags)
+    compile_to(target, source, "-shared", "-fPIC", python, *flags, include=include)
     spec = importlib.util.spec_from_file_location(name, target)
     assert spec is not None
     assert spec.loader is not None

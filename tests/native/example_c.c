@@ -1,8 +1,9 @@
 /* A C extension module whose thread Python knows nothing of: it watches one
  * connection and works until the client leaves.
  *
- *     worker = example_c.Worker(watcher, fd)
+ *     worker = example_c.Worker(watcher, fd, vanish_ms=0)
  *     worker.join() -> (reason, number of steps, error code)
+ *     worker.bound_ms: by when a client that vanishes is told of; 0 never
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -21,6 +22,8 @@ typedef struct {
     pthread_t thread;
     int is_running;
     int fd;
+    unsigned vanish_ms;
+    atomic_int bound_ms;
     int rc; /* written by the thread, read after the join, as is reason */
     int reason;
     atomic_ulong num_steps;
@@ -38,6 +41,13 @@ static void *work(void *arg)
     self->rc = dw->watcher_attach(self->handle, self->fd, &conn);
     if (self->rc)
         goto release;
+    if (self->vanish_ms) {
+        self->rc = dw->watcher_set_vanish(self->handle, conn, self->vanish_ms);
+        if (self->rc)
+            goto detach;
+        atomic_store(&self->bound_ms,
+                     dw->watcher_vanish_bound(self->handle, conn));
+    }
     self->rc =
         dw->watcher_arm(self->handle, conn, flag, DW_MASK_ANY, NULL, 0, &watch);
     if (self->rc < 0)
@@ -60,7 +70,7 @@ static int worker_init(PyObject *object, PyObject *args, PyObject *kwargs)
     Worker *self = (Worker *)object;
     PyObject *watcher;
     (void)kwargs;
-    if (!PyArg_ParseTuple(args, "Oi", &watcher, &self->fd))
+    if (!PyArg_ParseTuple(args, "Oi|I", &watcher, &self->fd, &self->vanish_ms))
         return -1;
     self->handle = dw->watcher_of(watcher, &self->flags);
     if (!self->handle)
@@ -107,6 +117,12 @@ static PyObject *worker_num_steps(PyObject *object, void *unused)
     return PyLong_FromUnsignedLong(atomic_load(&((Worker *)object)->num_steps));
 }
 
+static PyObject *worker_bound_ms(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyLong_FromLong(atomic_load(&((Worker *)object)->bound_ms));
+}
+
 static void worker_dealloc(PyObject *object)
 {
     Worker *self = (Worker *)object;
@@ -125,6 +141,7 @@ static PyMethodDef worker_methods[] = {
 
 static PyGetSetDef worker_getset[] = {
     {"num_steps", worker_num_steps, NULL, NULL, NULL},
+    {"bound_ms", worker_bound_ms, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

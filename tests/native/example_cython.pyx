@@ -1,17 +1,21 @@
 # cython: language_level=3
 # A Cython module: sleeps without the GIL until the client leaves or a token of
-# Python's is cancelled, whichever comes first.
+# Python's is cancelled, whichever comes first. Asked to, it serves a client that only
+# half-closed on.
 from libc.stdint cimport int64_t
 
 from disconnect_watch.native cimport (
     DW_EINTR,
     DW_ETIMEDOUT,
     DW_MASK_ANY,
+    DW_MASK_FIN,
+    DW_MASK_GONE,
     dw_api,
     dw_conn_id,
     dw_flag,
     dw_flags,
     dw_import,
+    dw_reason_mask,
     dw_watch_id,
     dw_watcher,
 )
@@ -19,21 +23,42 @@ from disconnect_watch.native cimport (
 cdef const dw_api *dw = dw_import()
 
 
+cdef int _probe(
+    dw_watcher *watcher, dw_flags *flags, dw_conn_id conn, int64_t timeout_ns
+) noexcept nogil:
+    """Waits for a FIN, and has the client asked then whether it only half-closed."""
+    cdef dw_flag fin
+    cdef dw_watch_id watch
+    cdef int rc = dw.flag_alloc(flags, &fin)
+    if rc < 0:
+        return rc
+    rc = dw.watcher_arm(watcher, conn, fin, DW_MASK_FIN, NULL, 0, &watch)
+    if rc >= 0:
+        rc = dw.flags_wait(flags, &fin, 1, timeout_ns)
+    if rc >= 0:
+        rc = dw.watcher_set_probing(watcher, conn, True)
+    dw.flag_release(flags, fin)
+    return rc
+
+
 cdef int _wait(
-    dw_watcher *watcher, dw_flags *flags, int fd, dw_flag other, int64_t timeout_ns,
-    int *reason,
+    dw_watcher *watcher, dw_flags *flags, int fd, dw_flag other, bint is_probing,
+    int64_t timeout_ns, int *reason,
 ) noexcept nogil:
     """Returns 0 for the client, 1 for the other flag, or a negative code."""
     cdef dw_flag[2] which
     cdef dw_conn_id conn
     cdef dw_watch_id watch
+    cdef dw_reason_mask mask = DW_MASK_GONE if is_probing else DW_MASK_ANY
     cdef int rc = dw.flag_alloc(flags, &which[0])
     if rc < 0:
         return rc
     which[1] = other
     rc = dw.watcher_attach(watcher, fd, &conn)
     if rc >= 0:
-        rc = dw.watcher_arm(watcher, conn, which[0], DW_MASK_ANY, NULL, 0, &watch)
+        rc = dw.watcher_arm(watcher, conn, which[0], mask, NULL, 0, &watch)
+        if rc >= 0 and is_probing:
+            rc = _probe(watcher, flags, conn, timeout_ns)
         if rc >= 0:
             rc = dw.flags_wait(flags, which, 2, timeout_ns)
         if rc >= 0:
@@ -43,16 +68,21 @@ cdef int _wait(
     return rc
 
 
-def wait_for_either(watcher, int fd, token, double timeout):
-    """Return ``("client" | "token", reason code)``; TimeoutError after ``timeout`` seconds."""
+def wait_for_either(watcher, int fd, token, double timeout, *, half_close="disconnect"):
+    """Return ``("client" | "token", reason code)``; TimeoutError after ``timeout`` seconds.
+
+    With ``half_close="probe"`` the first FIN is waited for alone, and is no leave by
+    itself.
+    """
     cdef dw_flags *flags
     cdef dw_flag other
     cdef int reason = 0
     cdef int rc
+    cdef bint is_probing = half_close == "probe"
     cdef dw_watcher *handle = dw.watcher_of(watcher, &flags)
     dw.flag_of(token, NULL, &other)
     with nogil:
-        rc = _wait(handle, flags, fd, other, <int64_t>(timeout * 1e9), &reason)
+        rc = _wait(handle, flags, fd, other, is_probing, <int64_t>(timeout * 1e9), &reason)
     if rc == DW_ETIMEDOUT or rc == DW_EINTR:
         raise TimeoutError((<bytes>dw.strerror(rc)).decode())
     if rc < 0:

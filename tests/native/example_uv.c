@@ -5,7 +5,8 @@
  *     example_uv.serve(watcher, listening fd, num_clients) -> [reason, ...]
  *
  * libuv alone would notice nothing here: it reads only where uv_read_start was
- * called, and reading on would mean to buffer what the client pipelines.
+ * called, and reading on would mean to buffer what the client pipelines. What
+ * it does not read it opts in to see behind, even where the window is full.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -15,6 +16,7 @@
 #include "disconnect_watch.h"
 
 #define MAX_CLIENTS 64
+#define UNBLIND (1 << 20) /* bytes that a client may send and not see read */
 
 static const dw_api *dw;
 
@@ -112,6 +114,9 @@ static void on_connection(uv_stream_t *listening, int status)
         rc = dw->watcher_arm(self->watcher, it->conn, (dw_flag){0, 0},
                              DW_MASK_ANY, self->mailbox, (uint64_t)it->index,
                              &watch);
+    /* A server that reads the next request reblinds first. */
+    if (rc >= 0)
+        rc = dw->watcher_unblind(self->watcher, it->conn, UNBLIND);
     if (rc < 0)
         stop(self, rc);
 }

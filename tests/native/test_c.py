@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import re
+import socket
 import sysconfig
 import threading
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from disconnect_watch import CancelToken, Reason, Watcher, _core, get_include
 from tests.native.build import WARNINGS, build_module, compile_to
-from tests.support.net import LEAVES, Pair, wait_until
+from tests.support.net import LEAVES, Pair, vanish, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +67,19 @@ def test_flag_is_set_while_somebody_holds_the_gil(
     pair.client.close()
     reason, _, rc = worker.join_holding_the_gil()
     assert (reason, rc) == (Reason.FIN.code, 1)
+
+
+def test_native_code_hears_of_a_client_that_vanished(example: ModuleType, tcp: Pair) -> None:
+    with Watcher() as watcher:
+        too_short = example.Worker(watcher, tcp.server.fileno(), 1999)
+        assert too_short.join()[2] == -errno.EINVAL
+        worker = example.Worker(watcher, tcp.server.fileno(), 2000)
+        wait_for_a_step(worker)
+        assert worker.bound_ms >= 2000
+        vanish(tcp.client)
+        reason, _, rc = worker.join()
+        assert (reason, rc) == (Reason.TIMED_OUT.code, 1)
+        assert not tcp.server.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
 def test_owner_of_the_watcher_may_drop_it_first(example: ModuleType, pair: Pair) -> None:
@@ -156,9 +170,45 @@ def test_import_refuses_a_table_of_another_version_or_with_less_in_it(
             example.import_again()
 
 
+HEADER = Path(get_include(), "disconnect_watch.h").read_text()
+
+#: The functions of interface 1, a line for each time that some were added. What is listed
+#: is compiled into modules of others: a line may be added, none may be changed.
+LAYOUT = [
+    "watcher_of flag_of strerror clock_ns flag_alloc flag_retain flag_release flag_cancel "
+    "flag_reason flag_address flags_wait sock_is_gone watcher_attach watcher_detach watcher_arm "
+    "watcher_disarm watcher_lost mailbox_create mailbox_fd mailbox_drain mailbox_wake "
+    "mailbox_close",
+    "watcher_reason watcher_set_vanish watcher_vanish_bound watcher_set_probing "
+    "watcher_unblind watcher_reblind",
+]
+
+
+def functions_of(header: str) -> list[str]:
+    return re.findall(r"\(\*(\w+)\)\(", header)
+
+
+def test_functions_are_only_ever_added_at_the_end() -> None:
+    assert functions_of(HEADER) == " ".join(LAYOUT).split()
+
+
+@pytest.mark.parametrize("num_lines", range(1, len(LAYOUT)))
+def test_module_that_an_older_header_was_compiled_into_is_served(
+    tmp_path: Path, watcher: Watcher, tcp: Pair, num_lines: int
+) -> None:
+    bare = re.sub(r"/\*.*?\*/", "", HEADER, flags=re.S)
+    first_new = LAYOUT[num_lines].split()[0]
+    older = re.sub(rf"[^;]*\(\*{first_new}\)\(.*}} dw_api;", "} dw_api;", bare, flags=re.S)
+    assert functions_of(older) == " ".join(LAYOUT[:num_lines]).split()
+    (tmp_path / "disconnect_watch.h").write_text(older)
+    module = build_module("example_cpp", tmp_path, *WARNINGS, include=str(tmp_path))
+    tcp.client.close()
+    ((_, reason),) = module.serve(watcher, tcp.server.fileno(), 1, -1)
+    assert reason == Reason.FIN.code
+
+
 def test_table_has_every_function_of_the_header() -> None:
-    header = Path(get_include(), "disconnect_watch.h").read_text()
-    declared = re.findall(r"\(\*(\w+)\)\(", header)
+    declared = functions_of(HEADER)
     address = address_in(vars(_core)["_C_API"])
     size = Head.from_address(address).size - ctypes.sizeof(Head)
     assert size == len(declared) * ctypes.sizeof(ctypes.c_void_p)

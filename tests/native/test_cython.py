@@ -1,5 +1,6 @@
 """Cython code that cimports the public declarations and waits without the GIL."""
 
+import socket
 import subprocess
 import sys
 import threading
@@ -64,6 +65,29 @@ def test_wait_ends_with_a_token_of_python(
     ended = example.wait_for_either(watcher, pair.server.fileno(), token, 10)
     canceller.join()
     assert ended == ("token", Reason.ABORTED.code)
+
+
+@pytest.mark.parametrize("kind", ["unix"])
+def test_client_that_closed_is_told_from_one_that_half_closed(
+    example: ModuleType, watcher: Watcher, pair: Pair
+) -> None:
+    pair.client.shutdown(socket.SHUT_WR)
+    fd = pair.server.fileno()
+    token = CancelToken()
+    ended: list[tuple[str, int]] = []
+    waiting = threading.Thread(
+        target=lambda: ended.append(
+            example.wait_for_either(watcher, fd, token, 10, half_close="probe")
+        )
+    )
+    waiting.start()
+    wait_until(lambda: watcher.stats().num_signals[Reason.FIN] == 1)
+    token.cancel()
+    waiting.join()
+    assert ended == [("token", Reason.ABORTED.code)]
+    pair.client.close()
+    ended.append(example.wait_for_either(watcher, fd, CancelToken(), 10, half_close="probe"))
+    assert ended[1] == ("client", Reason.RESET.code)
 
 
 def test_wait_ends_by_itself_and_with_an_exception(

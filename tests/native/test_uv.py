@@ -1,6 +1,7 @@
 """A plain libuv server that hears of clients who leave, though it reads nothing."""
 
 import os
+import socket
 import subprocess
 import threading
 from types import ModuleType
@@ -43,6 +44,21 @@ def test_each_client_is_told_from_the_others_by_its_cookie(example: ModuleType) 
         serving.join()
         assert reasons == [Reason.FIN.code, Reason.RESET.code, Reason.FIN.code]
         assert watcher.stats().num_connections == 0
+
+
+def test_client_that_leaves_behind_a_full_window_is_seen(example: ModuleType) -> None:
+    with Watcher(poller="epoll") as watcher, listener("tcp") as listening:
+        reasons: list[int] = []
+        fd = os.dup(listening.fileno())
+        serving = threading.Thread(target=lambda: reasons.extend(example.serve(watcher, fd, 1)))
+        serving.start()
+        with dial(listening) as client:
+            # Less than what the server opens its window for, and more than it was open.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 19)
+            client.sendall(bytes(400_000))
+        wait_until(lambda: reasons)
+        serving.join()
+        assert reasons == [Reason.FIN.code]
 
 
 def test_server_ends_with_its_watcher(example: ModuleType) -> None:
