@@ -85,6 +85,13 @@ def serve(
     half_close: Annotated[
         HalfCloseOption, typer.Option(help="What a client's FIN means: left, find out, nothing.")
     ] = HalfCloseOption.DISCONNECT,
+    vanish_after: Annotated[
+        float | None,
+        typer.Option(min=2, max=86_400, help="Seconds without a sign of life of a client, asked."),
+    ] = None,
+    unblind: Annotated[
+        int | None, typer.Option(min=1, help="Unread bytes to see a client's leaving behind.")
+    ] = None,
     max_queue: Annotated[int, typer.Option(min=1, help="Requests that may wait.")] = 1024,
     max_num_seqs: Annotated[
         int, typer.Option(min=1, help="Requests that run at the same time.")
@@ -126,7 +133,11 @@ def serve(
                 http=http,
                 metrics=metrics,
                 options=ServeOptions(
-                    grace=grace, half_close=half_close.value, max_body_bytes=max_body_bytes
+                    grace=grace,
+                    half_close=half_close.value,
+                    vanish_after=vanish_after,
+                    unblind=unblind,
+                    max_body_bytes=max_body_bytes,
                 ),
                 announce=lambda: _announce(backend.name, http, metrics),
             )

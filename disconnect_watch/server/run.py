@@ -38,13 +38,17 @@ class ServeOptions:
 
     Attributes:
         grace: seconds that running requests have to finish once a shutdown began.
-        half_close: what a client's FIN means, see ``HttpTools``.
+        half_close: what a client's FIN means, see ``HttpTools``, as for the next two.
+        vanish_after: seconds after which a silent client is gone; None asks for no sign.
+        unblind: bytes; None leaves receive buffers alone.
         max_body_bytes: of a request.
         keep_alive: seconds after which an idle connection is closed.
     """
 
     grace: float = 5.0
     half_close: HalfClose = "disconnect"
+    vanish_after: float | None = None
+    unblind: int | None = None
     max_body_bytes: int = 1 << 26
     keep_alive: int = 75
 
@@ -167,7 +171,12 @@ def make_server(
     protocol = type(
         "FrontendProtocol",
         (FrontendProtocol,),
-        {"half_close": options.half_close, "watcher": watcher},
+        {
+            "half_close": options.half_close,
+            "vanish_after": options.vanish_after,
+            "unblind": options.unblind,
+            "watcher": watcher,
+        },
     )
     return FrontendServer(
         _config(create_app(frontend, metrics), protocol, options),

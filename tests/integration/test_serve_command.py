@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from disconnect_watch.backends.engine import EngineBackend
 from disconnect_watch.engine import DEFAULT_MODEL
 from disconnect_watch.server import bind
 from tests.support.command import FREE_PORTS, running
-from tests.support.net import wait_until
+from tests.support.net import vanish, wait_until
 from tests.support.serve import Client
 
 STREAM = "/v2/models/tiny/generate_stream"
@@ -121,6 +122,26 @@ def test_an_interrupted_curl_shows_in_the_metrics_and_sigterm_ends_in_order(
         assert server.wait() == 0
         assert [line["reason"] for line in server.events(f"POST {STREAM}")][1:] == ["shutdown"]
         assert "Traceback" not in "".join(server.lines)
+
+
+def test_clients_that_vanish_or_leave_behind_a_full_window_are_noticed_if_asked_for(
+    endless: tuple[str, ...],
+) -> None:
+    with (
+        running("--vanish-after", "2", "--unblind", "1048576", *endless) as server,
+        Client(server.port) as vanishing,
+        Client(server.port) as pipelining,
+    ):
+        for client in (vanishing, pipelining):
+            client.post(STREAM, ENDLESS)
+        vanishing.read_until(b"\n\n")
+        vanish(vanishing.sock)
+        pipelining.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+        pipelining.post(STREAM, bytes(1 << 19))
+        pipelining.sock.close()
+        wait_until(lambda: len(server.events(f"POST {STREAM}")) == 2)
+        lines = server.events(f"POST {STREAM}")
+        assert [line["reason"] for line in lines] == ["fin", "timed_out"]
 
 
 def test_ctrl_c_ends_in_order_and_a_second_signal_at_once(endless: tuple[str, ...]) -> None:

@@ -14,6 +14,7 @@ from disconnect_watch import CancelToken, Reason, Watcher
 from disconnect_watch.adapters import TOKEN_KEY
 from disconnect_watch.adapters.uvicorn import http_tools
 from tests.support.net import open_fds, reset, vanish, wait_until
+from tests.support.netns import cable
 from tests.support.serve import Client, ThreadedServer, request_bytes, serving_app
 
 pytestmark = pytest.mark.parametrize("loop_name", ["asyncio", "uvloop"])
@@ -71,7 +72,7 @@ class Application:
 
 @contextmanager
 def serving(
-    loop_name: str, app: Application, **options: Any
+    loop_name: str, app: Application, *, sock: socket.socket | None = None, **options: Any
 ) -> Iterator[tuple[ThreadedServer, Watcher]]:
     with (
         Watcher() as watcher,
@@ -79,6 +80,7 @@ def serving(
             app,
             loop_name=loop_name,
             protocol=http_tools(watcher=watcher, **options),
+            sock=sock,
             timeout_keep_alive=1000,
         ) as server,
     ):
@@ -211,6 +213,23 @@ def test_a_client_that_vanished_is_gone(loop_name: str) -> None:
         client.sock.sendall(request_bytes("/"))
         wait_until(lambda: app.tokens)
         vanish(client.sock)
+        wait_until(lambda: app.tokens[0].cancelled)
+        assert app.tokens[0].reason is Reason.TIMED_OUT
+        wait_until(lambda: app.heard == 1)
+
+
+@pytest.mark.slow
+def test_a_client_behind_a_cut_cable_is_gone(loop_name: str) -> None:
+    app = Application(b"piece")
+    with (
+        cable() as link,
+        link.listener() as sock,
+        serving(loop_name, app, sock=sock, vanish_after=2),
+        link.dial(sock) as client,
+    ):
+        client.sendall(request_bytes("/"))
+        wait_until(lambda: app.tokens)
+        link.cut()
         wait_until(lambda: app.tokens[0].cancelled)
         assert app.tokens[0].reason is Reason.TIMED_OUT
         wait_until(lambda: app.heard == 1)

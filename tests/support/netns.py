@@ -30,15 +30,25 @@ class Cable:
 
     names: dict[str, str]
 
+    def listener(self) -> socket.socket:
+        """A listening socket of the server's host."""
+        listening = _inside(self.names["server"], _new_socket)
+        listening.bind((_ADDRESS["server"], 0))
+        listening.listen(1)
+        return listening
+
+    def dial(self, listening: socket.socket) -> socket.socket:
+        """A blocking client on the client's host."""
+        client = _inside(self.names["client"], _new_socket)
+        client.settimeout(10)
+        client.connect(listening.getsockname())
+        return client
+
     @contextlib.contextmanager
     def connected(self) -> Iterator[Pair]:
         """A TCP connection over the cable, of blocking sockets."""
-        with _inside(self.names["server"], _new_socket) as listening:
-            listening.bind((_ADDRESS["server"], 0))
-            listening.listen(1)
-            client = _inside(self.names["client"], _new_socket)
-            client.settimeout(10)
-            client.connect(listening.getsockname())
+        with self.listener() as listening:
+            client = self.dial(listening)
             server, _ = listening.accept()
         pair = Pair("tcp", server, client)
         try:
