@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 import os
 import socket
-import struct
 from dataclasses import dataclass
 from enum import StrEnum
 
 from disconnect_watch.stress.exchange import Answer, Exchange, WrongAnswerError
-from disconnect_watch.stress.plan import ClientPlan, Leave, Point, Way
+from disconnect_watch.stress.plan import ClientPlan, Leave, Point
 from disconnect_watch.stress.target import Address
+from disconnect_watch.testing import ways
 
 __all__ = ["Ending", "Outcome", "run_client"]
 
@@ -104,19 +104,13 @@ class _Client:
 
     async def _go(self, leave: Leave) -> None:
         """Leave; what is answered to a half-close is read to its end."""
-        match leave.way:
-            case Way.FIN:
-                self._sock.close()
-            case Way.RST:
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                self._sock.close()
-            case Way.BEHIND_REQUEST:
-                await self._send(self._request)
-                self._sock.close()
-            case Way.HALF_CLOSE:
-                self._sock.shutdown(socket.SHUT_WR)
-                with contextlib.suppress(EOFError, ConnectionError, WrongAnswerError):
-                    await self._read()
+        way = ways.Way(leave.way)
+        if parting := ways.parting_bytes(way, self._request):
+            await self._send(parting)
+        ways.part(self._sock, way)
+        if way is ways.Way.HALF_CLOSE:
+            with contextlib.suppress(EOFError, ConnectionError, WrongAnswerError):
+                await self._read()
 
     async def _read(self, num_pieces: int | None = None) -> None:
         """Read the whole answer, or until so much of it has come."""

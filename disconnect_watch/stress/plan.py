@@ -16,7 +16,7 @@ MAX_PIECES = 8
 
 
 class Way(StrEnum):
-    """How a client leaves.
+    """How a client leaves; of the ways in ``disconnect_watch.testing`` those for any server.
 
     With a part of the answer unread, the kernel makes a reset of any close.
     """

@@ -3,48 +3,49 @@
 import array
 import asyncio
 import contextlib
-import ctypes
 import fcntl
 import os
 import select
 import socket
-import struct
 import subprocess
 import tempfile
 import termios
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
 from disconnect_watch import Reason
+from disconnect_watch.testing import Way, until, wait_until
+from disconnect_watch.testing.child import hand_to_child
+from disconnect_watch.testing.vanish import vanish
+from disconnect_watch.testing.ways import part, parting_bytes
+
+__all__ = [
+    "KINDS",
+    "LEAVES",
+    "POLLERS",
+    "Leave",
+    "Pair",
+    "connected",
+    "dial",
+    "fill",
+    "listener",
+    "open_fds",
+    "options_of",
+    "reset",
+    "streams",
+    "transport_of",
+    "unread_bytes",
+    "until",
+    "vanish",
+    "wait_until",
+]
 
 KINDS = ("tcp", "tcp6", "unix")
 POLLERS = ("epoll", "poll")
 
 _FAMILIES = {"tcp": socket.AF_INET, "tcp6": socket.AF_INET6, "unix": socket.AF_UNIX}
 _HOSTS = {"tcp": "127.0.0.1", "tcp6": "::1"}
-
-
-def wait_until(predicate: Callable[[], object], timeout: float = 10.0) -> None:
-    """Return as soon as ``predicate()`` is true; AssertionError after ``timeout`` seconds."""
-    deadline = time.monotonic() + timeout
-    while not predicate():
-        assert time.monotonic() < deadline, f"not within {timeout} s: {_source_of(predicate)}"
-        time.sleep(0.001)
-
-
-async def until(predicate: Callable[[], object], within: float = 10.0) -> None:
-    """``wait_until`` for code on a loop, which goes on running meanwhile."""
-    deadline = time.monotonic() + within
-    while not predicate():
-        assert time.monotonic() < deadline, f"not within {within} s: {_source_of(predicate)}"
-        await asyncio.sleep(0.001)
-
-
-def _source_of(predicate: Callable[[], object]) -> str:
-    code = predicate.__code__ if hasattr(predicate, "__code__") else None
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(predicate)
 
 
 @dataclass(slots=True)
@@ -62,11 +63,8 @@ class Pair:
 
     def hold_in_child(self) -> subprocess.Popen[bytes]:
         """Hand the client's end to a process of its own; returns that process."""
-        fd = self.client.fileno()
-        child = subprocess.Popen(["sleep", "60"], pass_fds=[fd])
+        child = hand_to_child(self.client)
         self._children.append(child)
-        # Popen returned, so exec has happened, and the child holds the one open end.
-        self.client.close()
         return child
 
     def close(self) -> None:
@@ -171,50 +169,22 @@ def fill(sock: socket.socket) -> int:
     return num_bytes
 
 
-class _Instruction(ctypes.Structure):
-    _fields_ = (
-        ("code", ctypes.c_uint16),
-        ("jt", ctypes.c_uint8),
-        ("jf", ctypes.c_uint8),
-        ("k", ctypes.c_uint32),
-    )
-
-
-class _Program(ctypes.Structure):
-    _fields_ = (("len", ctypes.c_uint16), ("filter", ctypes.POINTER(_Instruction)))
-
-
-def vanish(sock: socket.socket) -> None:
-    """From now on a TCP socket neither hears nor answers, as if its host had lost its cable.
-
-    A socket filter drops each segment before TCP sees it: ``BPF_RET | BPF_K``, 0 bytes.
-    """
-    drop = _Instruction(0x06, 0, 0, 0)
-    program = _Program(1, ctypes.pointer(drop))
-    so_attach_filter = 26
-    sock.setsockopt(socket.SOL_SOCKET, so_attach_filter, bytes(program))
-
-
 def reset(client: socket.socket, peer: socket.socket | None = None) -> None:
     """Close so that the peer gets a reset.
 
     On AF_UNIX that needs a byte which the client has not read; ``peer`` sends it.
     """
-    if client.family == socket.AF_UNIX:
-        if peer is not None:
-            peer.send(b".")
-        assert select.select([client], [], [], 10)[0], "nothing unread: no reset on AF_UNIX"
-    else:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    client.close()
+    if client.family == socket.AF_UNIX and peer is not None:
+        peer.send(b".")
+    part(client, Way.RST)
 
 
 def _fin(pair: Pair) -> None:
-    pair.client.close()
+    part(pair.client, Way.FIN)
 
 
 def _half_close(pair: Pair) -> None:
-    pair.client.shutdown(socket.SHUT_WR)
+    part(pair.client, Way.HALF_CLOSE)
 
 
 def _rst(pair: Pair) -> None:
@@ -222,12 +192,13 @@ def _rst(pair: Pair) -> None:
 
 
 def _fin_behind_data(pair: Pair) -> None:
-    pair.client.sendall(b"GET /next HTTP/1.1\r\n\r\n")
-    pair.client.close()
+    way = Way.BEHIND_REQUEST
+    pair.client.sendall(parting_bytes(way, b"GET /next HTTP/1.1\r\n\r\n"))
+    part(pair.client, way)
 
 
 def _process_kill(pair: Pair) -> None:
-    pair.hold_in_child().kill()
+    part(pair.client, Way.KILLED)
 
 
 @dataclass(frozen=True, slots=True)

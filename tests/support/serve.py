@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from typing import Any
 
 import httpx
 import torch
-import uvicorn
 import uvloop
 
 from disconnect_watch.adapters.uvicorn import HalfClose, HttpTools
@@ -24,10 +22,11 @@ from disconnect_watch.engine.model import LlamaModel
 from disconnect_watch.engine.tokenizer import Tokenizer
 from disconnect_watch.server import Frontend, Metrics, ServeOptions, bind, create_app
 from disconnect_watch.server.run import make_server
+from disconnect_watch.testing import ThreadedServer as ThreadedServer
+from disconnect_watch.testing import serving
 from disconnect_watch.watcher import Watcher
 from tests.support.http import Client as Client
 from tests.support.http import request_bytes as request_bytes
-from tests.support.net import wait_until
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
@@ -82,50 +81,6 @@ async def post_json(
     return await request_app(target, "POST", path, content=content, **options)
 
 
-class ThreadedServer:
-    """A uvicorn server on a loop and a thread of its own.
-
-    Attributes:
-        loop: the server's; call into it with ``call_soon_threadsafe``.
-    """
-
-    def __init__(self, server: uvicorn.Server, sock: socket.socket, loop_name: str) -> None:
-        self.server = server
-        self.sock = sock
-        self.loop = LOOPS[loop_name]()
-        self._thread = threading.Thread(target=self._run, name="test-server")
-        self._thread.start()
-        wait_until(lambda: server.started)
-
-    @property
-    def port(self) -> int:
-        port: int = self.sock.getsockname()[1]
-        return port
-
-    def stop(self) -> None:
-        """An orderly end, as by a signal. Idempotent."""
-        self.server.should_exit = True
-        self._thread.join(20)
-        assert not self._thread.is_alive(), "the server did not stop"
-        self.sock.close()
-
-    def block_loop(self) -> Callable[[], None]:
-        """Keep the loop busy until the returned function is called."""
-        is_blocked, release = threading.Event(), threading.Event()
-
-        def block() -> None:
-            is_blocked.set()
-            release.wait(30)
-
-        self.loop.call_soon_threadsafe(block)
-        assert is_blocked.wait(10)
-        return release.set
-
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
-            runner.run(self.server.serve(sockets=[self.sock]))
-
-
 @contextmanager
 def serving_app(
     app: Any,
@@ -136,29 +91,16 @@ def serving_app(
     **config: Any,
 ) -> Iterator[ThreadedServer]:
     """Any ASGI application under our protocol, over TCP or on a bound ``sock``."""
-    settings = {
-        "http": protocol,
-        "ws": "none",
-        "lifespan": "off",
-        "log_config": None,
-        "access_log": False,
-        "timeout_graceful_shutdown": 5,
-        **config,
-    }
-    server = ThreadedServer(
-        uvicorn.Server(uvicorn.Config(app, **settings)), sock or bind("127.0.0.1", 0), loop_name
-    )
-    try:
+    config = {"ws": "none", "lifespan": "off", **config}
+    with serving(app, protocol=protocol, sock=sock, make_loop=LOOPS[loop_name], **config) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @contextmanager
 def serving_frontend(frontend: Frontend, **options: Any) -> Iterator[ThreadedServer]:
     """The frontend's own server over any backend."""
     server = make_server(frontend, metrics_of(frontend), ServeOptions(**options))
-    http = ThreadedServer(server, bind("127.0.0.1", 0), "uvloop")
+    http = ThreadedServer(server, bind("127.0.0.1", 0), make_loop=LOOPS["uvloop"])
     try:
         yield http
     finally:
@@ -220,7 +162,7 @@ def serving_engine(
         ServeOptions(grace=grace, half_close=half_close),
         watcher=watcher,
     )
-    http = ThreadedServer(server, bind("127.0.0.1", 0), loop_name)
+    http = ThreadedServer(server, bind("127.0.0.1", 0), make_loop=LOOPS[loop_name])
     try:
         yield Serving(http, engine, backend, frontend, watcher, metrics, outcomes)
     finally:
