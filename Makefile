@@ -89,7 +89,7 @@ lint: $(VENV)/.dev
 	done
 
 types: $(VENV)/.dev
-	$(BIN)/mypy disconnect_watch tests bench
+	$(BIN)/mypy disconnect_watch pytest_disconnect_watch.py tests bench
 	$(BIN)/python -m mypy.stubtest disconnect_watch._core
 
 fmt: $(VENV)/.dev

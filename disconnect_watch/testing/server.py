@@ -18,7 +18,7 @@ __all__ = ["PROTOCOL", "ThreadedServer", "serving"]
 #: What ``uvicorn --http`` takes: the protocol that watches its connections.
 PROTOCOL = "disconnect_watch.adapters.uvicorn:HttpTools"
 
-_GRACE = 5  # seconds
+_GRACE = 1  # seconds
 
 
 class ThreadedServer:

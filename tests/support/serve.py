@@ -91,7 +91,7 @@ def serving_app(
     **config: Any,
 ) -> Iterator[ThreadedServer]:
     """Any ASGI application under our protocol, over TCP or on a bound ``sock``."""
-    config = {"ws": "none", "lifespan": "off", **config}
+    config = {"ws": "none", "lifespan": "off", "timeout_graceful_shutdown": 5, **config}
     with serving(app, protocol=protocol, sock=sock, make_loop=LOOPS[loop_name], **config) as server:
         yield server
 
