@@ -18,7 +18,7 @@ FORMATTED := $(wildcard $(addsuffix /*.[ch],csrc tests/c tests/native disconnect
 STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
 	-Wstrict-prototypes -Wmissing-prototypes -Werror -Idisconnect_watch/include
 
-.PHONY: serve test test-py test-all test-c matrix stress-core sanitize tsan valgrind fuzz mutants \
+.PHONY: serve test test-py test-all test-c test-programs matrix matrix-proxies stress-core sanitize tsan valgrind fuzz mutants \
 	lint types fmt build dev bench bench-quick test-core test-pythons wheel ci clean
 
 serve: $(VENV)/.serve
@@ -38,6 +38,14 @@ test-all: test-c $(VENV)/.dev
 # Each way to leave, over each kind of connection, in each state of its owner.
 matrix: $(VENV)/.dev
 	$(BIN)/python -m tests.matrix --write docs/matrix.md
+
+# Each way to leave a real proxy, and what the server behind it hears of it.
+matrix-proxies: $(VENV)/.dev
+	$(BIN)/python -m tests.proxies --write
+
+# The proxies and clients without which tests are skipped; apt-get, as root.
+test-programs:
+	.ci/programs --browser
 
 # The races, 100,000 times each; seeded.
 stress-core: $(VENV)/.dev

@@ -21,12 +21,14 @@ uvloop.new_event_loop().close()  # libuv's signal pipe is the process's for ever
 #: Python and against an installed wheel, without torch; a test that does not belong
 #: there fails to import.
 BEYOND_THE_CORE = [
+    "clients/*",
     "integration/test_serve_*",
     "integration/test_stress.py",
     "integration/test_testing_doc.py",
     "machines/test_engine_machine.py",
     "machines/test_pool_machine.py",
     "machines/test_scheduler_machine.py",
+    "proxies/*",
     "unit/test_bench*",
     "unit/test_block_pool.py",
     "unit/test_engine_*",

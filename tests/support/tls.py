@@ -8,7 +8,8 @@
 import ssl
 from pathlib import Path
 
-_PEM = Path(__file__).with_name("localhost.pem")
+#: The path of both.
+PEM = Path(__file__).with_name("localhost.pem")
 
 VERSIONS = {"tls12": ssl.TLSVersion.TLSv1_2, "tls13": ssl.TLSVersion.TLSv1_3}
 
@@ -16,7 +17,7 @@ VERSIONS = {"tls12": ssl.TLSVersion.TLSv1_2, "tls13": ssl.TLSVersion.TLSv1_3}
 def server_context(version: str | None = None) -> ssl.SSLContext:
     """Of one of the ``VERSIONS``, or of any."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(_PEM)
+    context.load_cert_chain(PEM)
     if version is not None:
         context.minimum_version = context.maximum_version = VERSIONS[version]
     return context
@@ -28,6 +29,6 @@ def client_context(version: str = "tls12") -> ssl.SSLContext:
     With 1.3 the server's session tickets lie unread at a client that reads nothing, whose
     close resets then.
     """
-    context = ssl.create_default_context(cafile=str(_PEM))
+    context = ssl.create_default_context(cafile=str(PEM))
     context.minimum_version = context.maximum_version = VERSIONS[version]
     return context
