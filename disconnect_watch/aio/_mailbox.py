@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from disconnect_watch.errors import ClosedError, DisconnectWatchError, StaleWatchError
 from disconnect_watch.token import REASONS, CancelToken, Reason
-from disconnect_watch.watcher import MASK_ANY, Connection, Watcher, default_watcher
+from disconnect_watch.watcher import MASK_ANY, Connection, Mailbox, Watcher, default_watcher
 
 if TYPE_CHECKING:
     from disconnect_watch.aio._connection import LoopConnection
@@ -26,6 +26,9 @@ __all__ = ["LoopMailbox", "loop_mailbox"]
 
 #: Called with how the peer left and when that was seen (``time.monotonic_ns``).
 OnLeave = Callable[[Reason, int], object]
+
+#: Called with the same, and with the id of the watch that fired.
+OnFired = Callable[[Reason, int, int], object]
 
 
 class LoopMailbox:
@@ -48,6 +51,8 @@ class LoopMailbox:
         #: By the id of a connection, which is valid while the value holds it, and the watch.
         self._entries: dict[tuple[int, int], tuple[Connection, OnLeave]] = {}
         self._delivered: set[tuple[int, int]] = set()
+        #: By the id of a connection, likewise.
+        self._listeners: dict[int, tuple[Connection, OnFired]] = {}
         self._thread_id = threading.get_ident()
         self._reader = _Reader(loop, watcher)
         self._reader.open(weakref.ref(self), self.held)
@@ -56,6 +61,34 @@ class LoopMailbox:
     def is_loop_driven(self) -> bool:
         """Whether this loop polls for the watcher, which then has no thread."""
         return self._reader.is_loop_driven
+
+    @property
+    def core(self) -> Mailbox:
+        """What ``conn.arm(mailbox=...)`` takes, for watches that a listener hears of."""
+        return self._reader.mailbox
+
+    def listen(self, conn: Connection, on_fired: OnFired) -> int:
+        """Call ``on_fired(reason, at_ns, watch_id)`` for watches that the caller arms itself.
+
+        For who arms one watch after the other on the same connection: it pays only for
+        ``conn.arm(token, mailbox=mailbox.core, cookie=cookie)`` and ``conn.disarm``. A watch
+        that was disarmed may still be told of, if it fired within the same turn of the
+        loop: the caller knows by the id which one it has armed.
+
+        Args:
+            conn: a connection of this mailbox's watcher.
+            on_fired: gets the reason, when it was seen, ``time.monotonic_ns``, and the id.
+
+        Returns:
+            The cookie. Every ``listen`` has its ``forget``.
+        """
+        cookie = id(conn)
+        self._listeners[cookie] = conn, on_fired
+        return cookie
+
+    def forget(self, conn: Connection) -> None:
+        """Call the listener of ``conn`` no more. Idempotent."""
+        self._listeners.pop(id(conn), None)
 
     def arm(
         self,
@@ -143,20 +176,23 @@ class LoopMailbox:
         batch = []
         for cookie, code, at_ns, watch_id in codes:
             key = cookie, watch_id
-            batch.append((key, self._entries.get(key), REASONS[code - 1], at_ns))
-        for key, entry, reason, at_ns in batch:
-            # What is called may disarm others of the batch.
+            found = self._entries.get(key), self._listeners.get(cookie)
+            batch.append((key, *found, REASONS[code - 1], at_ns))
+        for key, entry, listener, reason, at_ns in batch:
+            # What is called may disarm others of the batch, or forget them.
             if entry is not None and self._entries.get(key) is entry:
                 self._delivered.add(key)
                 self._call(entry[1], reason, at_ns)
+            elif listener is not None and self._listeners.get(key[0]) is listener:
+                self._call(listener[1], reason, at_ns, key[1])
 
-    def _call(self, on_leave: OnLeave, reason: Reason, at_ns: int) -> None:
+    def _call(self, function: Callable[..., object], reason: Reason, *details: int) -> None:
         try:
-            on_leave(reason, at_ns)
+            function(reason, *details)
         except Exception as error:
             # One function's failure must not lose the news of the others.
             self.loop.call_exception_handler(
-                {"message": f"{on_leave!r} failed on {reason.value}", "exception": error}
+                {"message": f"{function!r} failed on {reason.value}", "exception": error}
             )
 
     def close(self) -> None:

@@ -121,8 +121,9 @@ def test_function_that_disarms_another_of_the_same_batch_is_obeyed(
     run(main)
 
 
+@pytest.mark.parametrize("is_listened", [False, True])
 def test_event_of_a_batch_does_not_reach_a_connection_attached_meanwhile(
-    run: LoopRunner,
+    run: LoopRunner, is_listened: bool
 ) -> None:
     # A new connection could get the id() of a freed one whose event is still in the batch,
     # and its first watch has the same number. (Looked up one by one, some of these do.)
@@ -134,30 +135,99 @@ def test_event_of_a_batch_does_not_reach_a_connection_attached_meanwhile(
             ids: dict[Connection, int] = {}
             reused: list[Connection] = []
 
+            def arm(conn: Connection, function: Callable[..., object]) -> None:
+                if is_listened:
+                    cookie = mailbox.listen(conn, function)
+                    ids[conn] = conn.arm(mailbox=mailbox.core, cookie=cookie)
+                else:
+                    ids[conn] = mailbox.arm(conn, None, function)
+
+            def end(conn: Connection, watch_id: int) -> None:
+                if is_listened:
+                    mailbox.forget(conn)
+                    conn.disarm(watch_id)
+                else:
+                    mailbox.disarm(conn, watch_id)
+                conn.detach()
+
             def replace(*_: object) -> None:
                 if reused:
                     return
                 for conn, watch_id in ids.items():
-                    mailbox.disarm(conn, watch_id)
-                    conn.detach()
+                    end(conn, watch_id)
                 del conn
                 ids.clear()
                 for other in spare:
                     conn = attach(other.server)
                     reused.append(conn)
-                    ids[conn] = mailbox.arm(conn, None, lambda *_: pytest.fail("its peer is there"))
+                    arm(conn, lambda *_: pytest.fail("its peer is there"))
 
             for pair in pairs:
                 conn = attach(pair.server)
-                ids[conn] = mailbox.arm(conn, None, replace)
+                arm(conn, replace)
             del conn
             for pair in pairs:
                 pair.client.close()
             wait_until(lambda: default_watcher().stats().num_armed == 0)
             await until(lambda: len(reused) == len(spare))
             for conn, watch_id in ids.items():
-                mailbox.disarm(conn, watch_id)
-                conn.detach()
+                end(conn, watch_id)
+
+    run(main)
+
+
+def test_listener_hears_of_each_watch_that_it_armed_until_it_is_forgotten(
+    run: LoopRunner, tcp: Pair
+) -> None:
+    async def main() -> None:
+        mailbox = loop_mailbox()
+        with attach(tcp.server) as conn:
+            heard: dict[int, tuple[Reason, int]] = {}
+
+            def on_fired(reason: Reason, at_ns: int, watch_id: int) -> None:
+                heard[watch_id] = reason, at_ns
+
+            cookie = mailbox.listen(conn, on_fired)
+            before = time.monotonic_ns()
+            tokens = [CancelToken() for _ in range(3)]
+            ids = [conn.arm(token, mailbox=mailbox.core, cookie=cookie) for token in tokens]
+            assert conn.disarm(ids.pop()) is False
+            tcp.client.close()
+            await until(lambda: len(heard) == 2)
+            assert set(heard) == set(ids)
+            for reason, at_ns in heard.values():
+                assert reason is Reason.FIN
+                assert before <= at_ns <= time.monotonic_ns()
+            assert [token.cancelled for token in tokens] == [True, True, False]
+            mailbox.forget(conn)
+            mailbox.forget(conn)
+            conn.arm(mailbox=mailbox.core, cookie=cookie)
+            mailbox.deliver()
+            assert len(heard) == 2
+
+    run(main)
+
+
+def test_listener_that_is_forgotten_amid_a_batch_is_not_called(run: LoopRunner) -> None:
+    async def main() -> None:
+        mailbox = loop_mailbox()
+        with contextlib.ExitStack() as stack:
+            pairs = [stack.enter_context(connected()) for _ in range(2)]
+            conns = [stack.enter_context(attach(pair.server)) for pair in pairs]
+            called: list[int] = []
+
+            def only(number: int) -> None:
+                called.append(number)
+                mailbox.forget(conns[1 - number])
+
+            for number, conn in enumerate(conns):
+                cookie = mailbox.listen(conn, lambda *_, number=number: only(number))
+                conn.arm(mailbox=mailbox.core, cookie=cookie)
+            for pair in pairs:
+                pair.client.close()
+            wait_until(lambda: default_watcher().stats().num_armed == 0)
+            mailbox.deliver()
+            assert len(called) == 1
 
     run(main)
 
