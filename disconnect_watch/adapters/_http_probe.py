@@ -13,7 +13,7 @@ which knows neither interim responses nor chunks.
 Source: RFC 9110, 15.2; HTML, "9.2.5 Parsing an event stream".
 """
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 __all__ = ["HttpProbe"]
@@ -23,11 +23,16 @@ _COMMENT = b"2\r\n:\n\r\n"  # a chunk of its own
 
 
 class HttpProbe:
-    """How far one response is, and what may be written now."""
+    """How far the response to one HTTP/1.1 request is, and what may be written now.
 
-    __slots__ = ("_has_head", "_is_event_stream", "_is_line_ended")
+    Args:
+        method: of the request.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_has_head", "_is_event_stream", "_is_line_ended", "_method")
+
+    def __init__(self, method: str) -> None:
+        self._method = method
         self._has_head = False
         self._is_event_stream = False
         self._is_line_ended = True
@@ -41,21 +46,22 @@ class HttpProbe:
             self._is_event_stream = (
                 media_type.strip().lower() == b"text/event-stream"
                 and b"content-encoding" not in headers
+                and self._is_chunked(message["status"], headers)
             )
         elif message.get("body"):
             self._is_line_ended = message["body"].endswith(b"\n")
 
-    def bytes_now(self, *, http_version: str, is_chunked: bool) -> bytes:
-        """The bytes to write; none where each would be part of the answer.
-
-        Args:
-            http_version: of the request.
-            is_chunked: whether the response body goes out in chunks.
-        """
-        if http_version != "1.1":
-            return b""
+    def bytes_now(self) -> bytes:
+        """The bytes to write; none where each would be part of the answer."""
         if not self._has_head:
             return _INTERIM
-        if self._is_event_stream and self._is_line_ended and is_chunked:
-            return _COMMENT
-        return b""
+        return _COMMENT if self._is_event_stream and self._is_line_ended else b""
+
+    def _is_chunked(self, status: int, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether the body goes out in chunks, as servers send one whose length is not given."""
+        return (
+            b"content-length" not in headers
+            and headers.get(b"transfer-encoding", b"chunked").lower() == b"chunked"
+            and self._method != "HEAD"
+            and status not in (204, 304)
+        )

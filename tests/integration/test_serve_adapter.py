@@ -11,7 +11,7 @@ import socket
 import ssl
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,16 @@ import pytest
 
 from disconnect_watch import ClientDisconnected, Connection, StaleWatchError
 from disconnect_watch.adapters import TOKEN_KEY
-from disconnect_watch.adapters.uvicorn import HttpTools, http_tools
+from disconnect_watch.adapters.uvicorn._watched import WatchedProtocol
 from disconnect_watch.token import CancelToken, Reason
 from disconnect_watch.watcher import Watcher, default_watcher
+from tests.support.http import Client, request_bytes
 from tests.support.net import wait_until
-from tests.support.serve import Client, ThreadedServer, request_bytes, serving_app
+from tests.support.serve import STACKS, Stack, ThreadedServer
 
 TLS = Path(__file__).parent.parent / "support" / "tls"
 
-pytestmark = pytest.mark.parametrize("loop_name", ["asyncio", "uvloop"])
+pytestmark = pytest.mark.parametrize("stack", STACKS, ids=str)
 
 
 class Recorder:
@@ -78,16 +79,13 @@ async def respond(send: Any, body: bytes) -> None:
 
 @contextmanager
 def recording(
-    loop_name: str, *, half_close: Any = "disconnect", app: Any = None, **config: Any
+    stack: Stack, *, half_close: Any = "disconnect", app: Any = None, **config: Any
 ) -> Iterator[tuple[Recorder, ThreadedServer, Watcher]]:
     recorder = app or Recorder()
     with (
         Watcher() as watcher,
-        serving_app(
-            recorder,
-            loop_name=loop_name,
-            protocol=http_tools(half_close=half_close, watcher=watcher),
-            **config,
+        stack.serving(
+            recorder, stack.configured(half_close=half_close, watcher=watcher), **config
         ) as server,
     ):
         yield recorder, server, watcher
@@ -130,9 +128,9 @@ WAYS: dict[str, tuple[Callable[[Client], None], set[Reason]]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_client_that_leaves_fires_its_token_and_is_heard(loop_name: str, way: str) -> None:
+def test_a_client_that_leaves_fires_its_token_and_is_heard(stack: Stack, way: str) -> None:
     leave, reasons = WAYS[way]
-    with recording(loop_name) as (app, server, watcher), Client(server.port) as client:
+    with recording(stack) as (app, server, watcher), Client(server.port) as client:
         client.post("/wait", b"x")
         wait_until(lambda: "/wait" in app.tokens)
         leave(client)
@@ -144,8 +142,8 @@ def test_a_client_that_leaves_fires_its_token_and_is_heard(loop_name: str, way: 
         assert sum(watcher.stats().num_signals.values()) == 1
 
 
-def test_a_leave_behind_pipelined_requests_starts_none_of_them(loop_name: str) -> None:
-    with recording(loop_name) as (app, server, _), Client(server.port) as client:
+def test_a_leave_behind_pipelined_requests_starts_none_of_them(stack: Stack) -> None:
+    with recording(stack) as (app, server, _), Client(server.port) as client:
         client.post("/wait", b"x")
         wait_until(lambda: "/wait" in app.tokens)
         for number in range(20):
@@ -155,8 +153,8 @@ def test_a_leave_behind_pipelined_requests_starts_none_of_them(loop_name: str) -
     assert list(app.tokens) == ["/wait"]
 
 
-def test_a_client_gone_before_its_request_begins_is_never_started(loop_name: str) -> None:
-    with recording(loop_name) as (app, server, watcher), Client(server.port) as client:
+def test_a_client_gone_before_its_request_begins_is_never_started(stack: Stack) -> None:
+    with recording(stack) as (app, server, watcher), Client(server.port) as client:
         client.post("/early", b"x")
         client.read_response()
         release = server.block_loop()
@@ -168,8 +166,8 @@ def test_a_client_gone_before_its_request_begins_is_never_started(loop_name: str
     assert list(app.tokens) == ["/early"]
 
 
-def test_a_blocked_loop_does_not_delay_the_token(loop_name: str) -> None:
-    with recording(loop_name) as (app, server, _), Client(server.port) as client:
+def test_a_blocked_loop_does_not_delay_the_token(stack: Stack) -> None:
+    with recording(stack) as (app, server, _), Client(server.port) as client:
         client.post("/wait", b"x")
         wait_until(lambda: "/wait" in app.tokens)
         release = server.block_loop()
@@ -180,8 +178,8 @@ def test_a_blocked_loop_does_not_delay_the_token(loop_name: str) -> None:
         wait_until(lambda: app.heard == ["/wait"])
 
 
-def test_a_leave_in_mid_body_is_heard(loop_name: str) -> None:
-    with recording(loop_name) as (app, server, _), Client(server.port) as client:
+def test_a_leave_in_mid_body_is_heard(stack: Stack) -> None:
+    with recording(stack) as (app, server, _), Client(server.port) as client:
         client.sock.sendall(b"POST /upload HTTP/1.1\r\nHost: t\r\nContent-Length: 100\r\n\r\nhalf")
         wait_until(lambda: "/upload" in app.tokens)
         client.sock.close()
@@ -189,7 +187,7 @@ def test_a_leave_in_mid_body_is_heard(loop_name: str) -> None:
         assert app.tokens["/upload"].reason is Reason.FIN
 
 
-def test_a_leave_ends_a_send_that_nobody_reads(loop_name: str) -> None:
+def test_a_leave_ends_a_send_that_nobody_reads(stack: Stack) -> None:
     class Flood(Recorder):
         async def answer(self, path: str, body: bytes, receive: Any, send: Any) -> None:
             await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -199,7 +197,7 @@ def test_a_leave_ends_a_send_that_nobody_reads(loop_name: str) -> None:
                 )
 
     flood = Flood()
-    with recording(loop_name, app=flood) as (app, server, _), Client(server.port) as client:
+    with recording(stack, app=flood) as (app, server, _), Client(server.port) as client:
         client.post("/flood", b"")
         client.read_until(b"\r\n\r\n")
         # A half-close: the window stays full, so nothing but the watch can end the send.
@@ -209,8 +207,8 @@ def test_a_leave_ends_a_send_that_nobody_reads(loop_name: str) -> None:
         assert app.tokens["/flood"].reason is Reason.FIN
 
 
-def test_a_thousand_requests_on_one_connection_are_never_cancelled(loop_name: str) -> None:
-    with recording(loop_name) as (app, server, watcher), Client(server.port) as client:
+def test_a_thousand_requests_on_one_connection_are_never_cancelled(stack: Stack) -> None:
+    with recording(stack) as (app, server, watcher), Client(server.port) as client:
         for number in range(1000):
             client.post(f"/{number}", b"x")
             status, _, body = client.read_response()
@@ -221,8 +219,8 @@ def test_a_thousand_requests_on_one_connection_are_never_cancelled(loop_name: st
         assert not any(token.cancelled for token in app.tokens.values())
 
 
-def test_ten_pipelined_requests_are_answered_in_order(loop_name: str) -> None:
-    with recording(loop_name) as (app, server, _), Client(server.port) as client:
+def test_ten_pipelined_requests_are_answered_in_order(stack: Stack) -> None:
+    with recording(stack) as (app, server, _), Client(server.port) as client:
         client.sock.sendall(
             b"".join(request_bytes(f"/{number}", b"x" * number) for number in range(10))
         )
@@ -231,8 +229,8 @@ def test_ten_pipelined_requests_are_answered_in_order(loop_name: str) -> None:
         assert not any(token.cancelled for token in app.tokens.values())
 
 
-def test_each_request_of_a_connection_has_its_own_token(loop_name: str) -> None:
-    with recording(loop_name) as (app, server, _), Client(server.port) as client:
+def test_each_request_of_a_connection_has_its_own_token(stack: Stack) -> None:
+    with recording(stack) as (app, server, _), Client(server.port) as client:
         client.post("/first", b"")
         client.read_response()
         client.post("/wait", b"")
@@ -243,7 +241,7 @@ def test_each_request_of_a_connection_has_its_own_token(loop_name: str) -> None:
         assert not app.tokens["/first"].cancelled
 
 
-def test_leaving_with_the_last_byte_is_no_disconnect(loop_name: str) -> None:
+def test_leaving_with_the_last_byte_is_no_disconnect(stack: Stack) -> None:
     """What runs after the response is no work for the client, so its leaving is no news."""
     finish = threading.Event()
 
@@ -252,7 +250,7 @@ def test_leaving_with_the_last_byte_is_no_disconnect(loop_name: str) -> None:
             await respond(send, b"done")
             await asyncio.to_thread(finish.wait, 20)
 
-    with recording(loop_name, app=Background()) as (app, server, watcher):
+    with recording(stack, app=Background()) as (app, server, watcher):
         with Client(server.port) as client:
             client.post("/task", b"")
             client.read_response()
@@ -264,14 +262,14 @@ def test_leaving_with_the_last_byte_is_no_disconnect(loop_name: str) -> None:
 
 
 def test_an_application_may_raise_that_its_client_left(
-    loop_name: str, caplog: pytest.LogCaptureFixture
+    stack: Stack, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Raising(Recorder):
         async def answer(self, path: str, body: bytes, receive: Any, send: Any) -> None:
             await receive()
             self.tokens[path].raise_if_cancelled()
 
-    with recording(loop_name, app=Raising()) as (app, server, _):
+    with recording(stack, app=Raising()) as (app, server, _):
         with Client(server.port) as client:
             client.post("/raise", b"")
             wait_until(lambda: "/raise" in app.tokens)
@@ -280,19 +278,19 @@ def test_an_application_may_raise_that_its_client_left(
 
 
 def test_a_disconnect_that_was_none_is_an_error_of_the_application(
-    loop_name: str, caplog: pytest.LogCaptureFixture
+    stack: Stack, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Wrong(Recorder):
         async def answer(self, path: str, body: bytes, receive: Any, send: Any) -> None:
             raise ClientDisconnected(Reason.FIN, 0.0)
 
-    with recording(loop_name, app=Wrong()) as (_, server, _), Client(server.port) as client:
+    with recording(stack, app=Wrong()) as (_, server, _), Client(server.port) as client:
         client.post("/wrong", b"")
         assert client.read_response()[0] == 500
     assert "Exception in ASGI application" in caplog.text
 
 
-def test_half_closed_clients_are_answered_if_asked_for(loop_name: str) -> None:
+def test_half_closed_clients_are_answered_if_asked_for(stack: Stack) -> None:
     gate = threading.Event()
 
     class Slow(Recorder):
@@ -301,7 +299,7 @@ def test_half_closed_clients_are_answered_if_asked_for(loop_name: str) -> None:
             await respond(send, path.encode())
 
     with (
-        recording(loop_name, half_close="ignore", app=Slow(), timeout_keep_alive=1000) as (
+        recording(stack, half_close="ignore", app=Slow(), timeout_keep_alive=1000) as (
             app,
             server,
             _,
@@ -318,9 +316,9 @@ def test_half_closed_clients_are_answered_if_asked_for(loop_name: str) -> None:
         assert not any(token.cancelled for token in app.tokens.values())
 
 
-def test_a_reset_cancels_a_half_closed_client_too(loop_name: str) -> None:
+def test_a_reset_cancels_a_half_closed_client_too(stack: Stack) -> None:
     with (
-        recording(loop_name, half_close="ignore") as (app, server, _),
+        recording(stack, half_close="ignore") as (app, server, _),
         Client(server.port) as client,
     ):
         client.post("/wait", b"")
@@ -331,9 +329,9 @@ def test_a_reset_cancels_a_half_closed_client_too(loop_name: str) -> None:
         assert app.tokens["/wait"].cancelled
 
 
-def test_an_idle_half_closed_connection_is_closed(loop_name: str) -> None:
+def test_an_idle_half_closed_connection_is_closed(stack: Stack) -> None:
     with (
-        recording(loop_name, half_close="ignore", timeout_keep_alive=1000) as (_, server, _),
+        recording(stack, half_close="ignore", timeout_keep_alive=1000) as (_, server, _),
         Client(server.port) as client,
     ):
         client.post("/one", b"")
@@ -342,14 +340,14 @@ def test_an_idle_half_closed_connection_is_closed(loop_name: str) -> None:
         assert client.read_rest() == b""
 
 
-def test_unix_sockets_are_watched(loop_name: str, tmp_path: Any) -> None:
+def test_unix_sockets_are_watched(stack: Stack, tmp_path: Any) -> None:
     path = str(tmp_path / "socket")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     app = Recorder()
     with (
         Watcher() as watcher,
-        serving_app(app, loop_name=loop_name, protocol=http_tools(watcher=watcher), sock=listener),
+        stack.serving(app, stack.configured(watcher=watcher), sock=listener),
     ):
         client = socket.socket(socket.AF_UNIX)
         client.connect(path)
@@ -360,11 +358,11 @@ def test_unix_sockets_are_watched(loop_name: str, tmp_path: Any) -> None:
         assert list(app.tokens) == ["/wait"]
 
 
-def test_a_leave_under_tls_counts_even_if_half_closes_do_not(loop_name: str) -> None:
+def test_a_leave_under_tls_counts_even_if_half_closes_do_not(stack: Stack) -> None:
     """There is no half-close under TLS: the transport closes, and nobody is left to answer."""
     with (
         recording(
-            loop_name,
+            stack,
             half_close="ignore",
             ssl_certfile=str(TLS / "cert.pem"),
             ssl_keyfile=str(TLS / "key.pem"),
@@ -380,11 +378,13 @@ def test_a_leave_under_tls_counts_even_if_half_closes_do_not(loop_name: str) -> 
 
 @pytest.mark.parametrize("is_pipelined", [False, True])
 def test_a_leave_under_tls_is_seen_behind_its_close_notify(
-    loop_name: str, is_pipelined: bool
+    stack: Stack, is_pipelined: bool
 ) -> None:
-    with recording(
-        loop_name, ssl_certfile=str(TLS / "cert.pem"), ssl_keyfile=str(TLS / "key.pem")
-    ) as (app, server, _):
+    with recording(stack, ssl_certfile=str(TLS / "cert.pem"), ssl_keyfile=str(TLS / "key.pem")) as (
+        app,
+        server,
+        _,
+    ):
         with tls_client(server) as client:
             client.sendall(request_bytes("/wait"))
             wait_until(lambda: "/wait" in app.tokens)
@@ -398,10 +398,10 @@ def test_a_leave_under_tls_is_seen_behind_its_close_notify(
         assert list(app.tokens) == ["/wait"]
 
 
-def test_uvicorn_takes_it_by_its_import_string(loop_name: str) -> None:
+def test_uvicorn_takes_it_by_its_import_string(stack: Stack) -> None:
     app = Recorder()
-    name = "disconnect_watch.adapters.uvicorn:HttpTools"
-    with serving_app(app, loop_name=loop_name, protocol=name) as server:
+    name = f"disconnect_watch.adapters.uvicorn:{stack.protocol.__name__}"
+    with stack.serving(app, name) as server:
         with Client(server.port) as client:
             client.post("/wait", b"")
             wait_until(lambda: "/wait" in app.tokens)
@@ -409,17 +409,17 @@ def test_uvicorn_takes_it_by_its_import_string(loop_name: str) -> None:
         wait_until(lambda: app.heard == ["/wait"])
 
 
-def test_the_connection_is_detached_whoever_still_holds_it(loop_name: str) -> None:
+def test_the_connection_is_detached_whoever_still_holds_it(stack: Stack) -> None:
     """The fd is the transport's and is closed next; its number may be anybody's then."""
     held: list[Connection] = []
 
-    class Holding(HttpTools):
+    class Holding(WatchedProtocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             assert self._connection is not None
             held.append(self._connection)
 
-    with serving_app(Recorder(), loop_name=loop_name, protocol=Holding) as server:
+    with stack.serving(Recorder(), stack.mixed(Holding)) as server:
         with Client(server.port) as client:
             client.post("/echo", b"")
             client.read_response()
@@ -429,10 +429,10 @@ def test_the_connection_is_detached_whoever_still_holds_it(loop_name: str) -> No
         held.clear()
 
 
-def test_a_closed_connection_needs_no_garbage_collection(loop_name: str) -> None:
-    left: list[weakref.ref[HttpTools]] = []
+def test_a_closed_connection_needs_no_garbage_collection(stack: Stack) -> None:
+    left: list[weakref.ref[Any]] = []
 
-    class Referenced(HttpTools):
+    class Referenced(WatchedProtocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             left.append(weakref.ref(self))
@@ -440,7 +440,7 @@ def test_a_closed_connection_needs_no_garbage_collection(loop_name: str) -> None
     gc.collect()
     gc.disable()
     try:
-        with serving_app(Recorder(), loop_name=loop_name, protocol=Referenced) as server:
+        with stack.serving(Recorder(), stack.mixed(Referenced)) as server:
             with Client(server.port) as client:
                 client.post("/echo", b"")
                 client.read_response()
@@ -450,12 +450,12 @@ def test_a_closed_connection_needs_no_garbage_collection(loop_name: str) -> None
 
 
 def test_a_connection_that_cannot_be_watched_is_served_and_still_cancelled(
-    loop_name: str, caplog: pytest.LogCaptureFixture
+    stack: Stack, caplog: pytest.LogCaptureFixture
 ) -> None:
     watcher = Watcher()
     watcher.close()
     app = Recorder()
-    with serving_app(app, loop_name=loop_name, protocol=http_tools(watcher=watcher)) as server:
+    with stack.serving(app, stack.configured(watcher=watcher)) as server:
         with Client(server.port) as client:
             client.post("/echo", b"x")
             assert client.read_response()[2] == b"/echo=x"
@@ -466,7 +466,7 @@ def test_a_connection_that_cannot_be_watched_is_served_and_still_cancelled(
     assert "cannot watch the connection" in caplog.text
 
 
-def test_a_connection_given_to_a_websocket_is_not_watched_any_more(loop_name: str) -> None:
+def test_a_connection_given_to_a_websocket_is_not_watched_any_more(stack: Stack) -> None:
     class Upgraded(asyncio.Protocol):
         """Stands where uvicorn puts a WebSocket protocol, and only says that it got there."""
 
@@ -480,7 +480,7 @@ def test_a_connection_given_to_a_websocket_is_not_watched_any_more(loop_name: st
             self.transport.write(b"upgraded")
 
     with (
-        recording(loop_name, ws=Upgraded) as (_, server, watcher),
+        recording(stack, ws=Upgraded) as (_, server, watcher),
         Client(server.port) as client,
     ):
         client.sock.sendall(
@@ -490,26 +490,26 @@ def test_a_connection_given_to_a_websocket_is_not_watched_any_more(loop_name: st
         assert watcher.stats().num_connections == 0
 
 
-def test_an_unknown_policy_is_refused(loop_name: str) -> None:
+def test_an_unknown_policy_is_refused(stack: Stack) -> None:
     with pytest.raises(ValueError, match="half_close 'maybe': must be"):
-        http_tools(half_close="maybe")  # type: ignore[arg-type]
+        stack.configured(half_close="maybe")
 
 
-def test_what_is_used_of_uvicorn_is_there(loop_name: str) -> None:
+def test_what_is_used_of_uvicorn_is_there(stack: Stack) -> None:
     """Written for uvicorn 0.54; a version that fails here needs a look at the adapter."""
     seen: dict[str, Any] = {}
 
-    class Spy(HttpTools):
+    class Spy(WatchedProtocol):
         def on_response_complete(self) -> None:
-            seen.update(pipeline=self.pipeline, cycle=self.cycle, flow=self.flow)
+            seen.update(cycle=self.cycle, flow=self.flow, scheme=self.scheme)
             super().on_response_complete()
 
-    async def app(scope: Any, receive: Callable[[], Awaitable[Any]], send: Any) -> None:
-        seen["of_receive"] = receive.__self__  # type: ignore[attr-defined]
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen["of_receive"] = receive.__self__
         await respond(send, b"ok")
 
     with (
-        serving_app(app, loop_name=loop_name, protocol=Spy) as server,
+        stack.serving(app, stack.mixed(Spy)) as server,
         Client(server.port) as client,
     ):
         client.post("/", b"")
@@ -519,5 +519,6 @@ def test_what_is_used_of_uvicorn_is_there(loop_name: str) -> None:
     assert cycle.response_complete is True
     assert cycle.disconnected is False
     assert isinstance(cycle.message_event, asyncio.Event)
-    assert len(seen["pipeline"]) == 0
     assert callable(seen["flow"].resume_writing)
+    assert seen["flow"].write_paused is False
+    assert seen["scheme"] == "http"

@@ -12,12 +12,12 @@ import pytest
 
 from disconnect_watch import CancelToken, Reason, Watcher
 from disconnect_watch.adapters import TOKEN_KEY
-from disconnect_watch.adapters.uvicorn import http_tools
+from tests.support.http import Client, request_bytes
 from tests.support.net import open_fds, reset, vanish, wait_until
 from tests.support.netns import cable
-from tests.support.serve import Client, ThreadedServer, request_bytes, serving_app
+from tests.support.serve import STACKS, Stack, ThreadedServer
 
-pytestmark = pytest.mark.parametrize("loop_name", ["asyncio", "uvloop"])
+pytestmark = pytest.mark.parametrize("stack", STACKS, ids=str)
 
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 COMMENT = b"2\r\n:\n\r\n"
@@ -72,14 +72,13 @@ class Application:
 
 @contextmanager
 def serving(
-    loop_name: str, app: Application, *, sock: socket.socket | None = None, **options: Any
+    stack: Stack, app: Application, *, sock: socket.socket | None = None, **options: Any
 ) -> Iterator[tuple[ThreadedServer, Watcher]]:
     with (
         Watcher() as watcher,
-        serving_app(
+        stack.serving(
             app,
-            loop_name=loop_name,
-            protocol=http_tools(watcher=watcher, **options),
+            stack.configured(watcher=watcher, **options),
             sock=sock,
             timeout_keep_alive=1000,
         ) as server,
@@ -121,11 +120,11 @@ PLACES: dict[str, tuple[tuple[bytes, ...], Headers, bytes]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_half_closed_client_finds_no_harm_in_the_probe(loop_name: str, place: str) -> None:
+def test_a_half_closed_client_finds_no_harm_in_the_probe(stack: Stack, place: str) -> None:
     pieces, headers, probe = PLACES[place]
     app = Application(*pieces, headers=headers)
     with (
-        serving(loop_name, app, half_close="probe") as (server, _),
+        serving(stack, app, half_close="probe") as (server, _),
         Client(server.port) as client,
     ):
         client.sock.sendall(request_bytes("/"))
@@ -143,10 +142,10 @@ def test_a_half_closed_client_finds_no_harm_in_the_probe(loop_name: str, place: 
 
 
 @pytest.mark.parametrize("place", ["before_the_head", "in_an_event_stream"])
-def test_a_client_that_closed_is_gone_with_the_probe(loop_name: str, place: str) -> None:
+def test_a_client_that_closed_is_gone_with_the_probe(stack: Stack, place: str) -> None:
     pieces, headers, _ = PLACES[place]
     app = Application(*pieces, headers=headers)
-    with serving(loop_name, app, half_close="probe") as (server, _):
+    with serving(stack, app, half_close="probe") as (server, _):
         with Client(server.port) as client:
             client.sock.sendall(request_bytes("/"))
             wait_until(lambda: app.tokens)
@@ -159,10 +158,10 @@ def test_a_client_that_closed_is_gone_with_the_probe(loop_name: str, place: str)
         wait_until(lambda: app.heard == 1)
 
 
-def test_nothing_is_written_to_http_1_0(loop_name: str) -> None:
+def test_nothing_is_written_to_http_1_0(stack: Stack) -> None:
     app = Application()
     with (
-        serving(loop_name, app, half_close="probe") as (server, _),
+        serving(stack, app, half_close="probe") as (server, _),
         Client(server.port) as client,
     ):
         client.sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
@@ -173,10 +172,10 @@ def test_nothing_is_written_to_http_1_0(loop_name: str) -> None:
         assert client.read_rest().startswith(b"HTTP/1.1 200")
 
 
-def test_a_client_that_resets_after_its_half_close_is_gone(loop_name: str) -> None:
+def test_a_client_that_resets_after_its_half_close_is_gone(stack: Stack) -> None:
     app = Application(b"piece")
     with (
-        serving(loop_name, app, half_close="probe") as (server, _),
+        serving(stack, app, half_close="probe") as (server, _),
         Client(server.port) as client,
     ):
         client.sock.sendall(request_bytes("/"))
@@ -189,10 +188,10 @@ def test_a_client_that_resets_after_its_half_close_is_gone(loop_name: str) -> No
         assert app.tokens[0].reason is Reason.RESET
 
 
-def test_nothing_stays_armed_between_two_requests(loop_name: str) -> None:
+def test_nothing_stays_armed_between_two_requests(stack: Stack) -> None:
     app = Application()
     with (
-        serving(loop_name, app, half_close="probe") as (server, watcher),
+        serving(stack, app, half_close="probe") as (server, watcher),
         Client(server.port) as client,
     ):
         client.sock.sendall(request_bytes("/"))
@@ -204,10 +203,10 @@ def test_nothing_stays_armed_between_two_requests(loop_name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_client_that_vanished_is_gone(loop_name: str) -> None:
+def test_a_client_that_vanished_is_gone(stack: Stack) -> None:
     app = Application()
     with (
-        serving(loop_name, app, vanish_after=2) as (server, _),
+        serving(stack, app, vanish_after=2) as (server, _),
         Client(server.port) as client,
     ):
         client.sock.sendall(request_bytes("/"))
@@ -219,12 +218,12 @@ def test_a_client_that_vanished_is_gone(loop_name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_client_behind_a_cut_cable_is_gone(loop_name: str) -> None:
+def test_a_client_behind_a_cut_cable_is_gone(stack: Stack) -> None:
     app = Application(b"piece")
     with (
         cable() as link,
         link.listener() as sock,
-        serving(loop_name, app, sock=sock, vanish_after=2),
+        serving(stack, app, sock=sock, vanish_after=2),
         link.dial(sock) as client,
     ):
         client.sendall(request_bytes("/"))
@@ -239,9 +238,9 @@ def test_a_client_behind_a_cut_cable_is_gone(loop_name: str) -> None:
 NUM_BEHIND = 1 << 19
 
 
-def test_a_leave_behind_a_full_window_is_seen(loop_name: str) -> None:
+def test_a_leave_behind_a_full_window_is_seen(stack: Stack) -> None:
     app = Application()
-    with serving(loop_name, app, unblind=1 << 20) as (server, _):
+    with serving(stack, app, unblind=1 << 20) as (server, _):
         with Client(server.port) as client:
             client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
             client.sock.sendall(request_bytes("/"))
@@ -252,10 +251,10 @@ def test_a_leave_behind_a_full_window_is_seen(loop_name: str) -> None:
         assert len(app.tokens) == 1
 
 
-def test_what_waited_behind_is_served_after_it_was_unblinded(loop_name: str) -> None:
+def test_what_waited_behind_is_served_after_it_was_unblinded(stack: Stack) -> None:
     app = Application()
     with (
-        serving(loop_name, app, unblind=1 << 20) as (server, _),
+        serving(stack, app, unblind=1 << 20) as (server, _),
         Client(server.port) as client,
     ):
         client.sock.sendall(request_bytes("/"))
@@ -269,8 +268,8 @@ def test_what_waited_behind_is_served_after_it_was_unblinded(loop_name: str) -> 
             assert client.read_response()[2] == b"end"
 
 
-def test_policies_that_cannot_be_kept_are_refused(loop_name: str) -> None:
+def test_policies_that_cannot_be_kept_are_refused(stack: Stack) -> None:
     with pytest.raises(ValueError, match="vanish_after 1"):
-        http_tools(vanish_after=1)
+        stack.configured(vanish_after=1)
     with pytest.raises(ValueError, match="unblind 0"):
-        http_tools(unblind=0)
+        stack.configured(unblind=0)

@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,7 +13,8 @@ import httpx
 import torch
 import uvloop
 
-from disconnect_watch.adapters.uvicorn import HalfClose, HttpTools
+from disconnect_watch.adapters.uvicorn import H11, HalfClose, HttpTools, h11, http_tools
+from disconnect_watch.adapters.uvicorn._watched import WatchedProtocol
 from disconnect_watch.backends import Backend
 from disconnect_watch.backends.engine import EngineBackend
 from disconnect_watch.engine import DEFAULT_MODEL, Engine, EngineConfig, ModelConfig, Outcome
@@ -32,6 +33,36 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
     "uvloop": uvloop.new_event_loop,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A kind of event loop, and one of our protocols on it."""
+
+    loop_name: str
+    protocol: type[HttpTools | H11]
+
+    def configured(self, **options: Any) -> type[HttpTools | H11]:
+        """The protocol with a policy of its own."""
+        return http_tools(**options) if self.protocol is HttpTools else h11(**options)
+
+    def mixed(self, mixin: type[WatchedProtocol]) -> type[HttpTools | H11]:
+        """The protocol with methods of ``mixin`` before its own."""
+        return type(mixin.__name__, (mixin, self.protocol), {})
+
+    def serving(
+        self, app: Any, protocol: type[HttpTools | H11] | str | None = None, **options: Any
+    ) -> AbstractContextManager["ThreadedServer"]:
+        """``serving_app`` on this loop, under this protocol or another."""
+        return serving_app(
+            app, loop_name=self.loop_name, protocol=protocol or self.protocol, **options
+        )
+
+    def __str__(self) -> str:
+        return f"{self.loop_name}-{self.protocol.__name__}"
+
+
+STACKS = [Stack(loop_name, protocol) for protocol in (HttpTools, H11) for loop_name in LOOPS]
 
 
 @cache
@@ -86,7 +117,7 @@ def serving_app(
     app: Any,
     *,
     loop_name: str = "uvloop",
-    protocol: type[HttpTools] | str = HttpTools,
+    protocol: type[HttpTools | H11] | str = HttpTools,
     sock: socket.socket | None = None,
     **config: Any,
 ) -> Iterator[ThreadedServer]:

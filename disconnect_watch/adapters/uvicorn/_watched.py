@@ -1,0 +1,314 @@
+"""What both of our protocols add to uvicorn's: a watch for each request.
+
+One connection, one exchange at a time:
+
+    connection_made      attach
+      request begins     arm a new token; gone already: the app is never called
+      last of response   disarm, then uvicorn writes it
+      response complete  disarmed at the latest; uvicorn starts the next of the pipeline
+      app returned       disarm, where it ended without a whole response
+    eof_received         lost, disarm: the request hears of it in this turn of the loop
+    connection_lost      lost, disarm, detach; then uvicorn closes the fd
+
+The peer's leaving has two sources, the watcher and what uvicorn's transport reads;
+the connection takes the first and counts the other.
+
+What is used of uvicorn beyond its documented surface (0.54, held by
+``tests/integration/test_serve_adapter.py``): ``UvicornProtocol`` below, that ``receive``
+and ``send`` are methods of the request's cycle, and the cycle's ``disconnected``,
+``message_event`` and ``response_complete``.
+"""
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from disconnect_watch.adapters import LEAVES, TOKEN_KEY
+from disconnect_watch.adapters.uvicorn._exchange import (
+    Exchange,
+    Message,
+    ProbedExchange,
+    Receive,
+    Send,
+)
+from disconnect_watch.adapters.uvicorn._flow import UnblindingFlow
+from disconnect_watch.aio import LoopMailbox, loop_mailbox
+from disconnect_watch.aio._connection import reason_of_error
+from disconnect_watch.aio._policy import HalfClose
+from disconnect_watch.errors import ClientDisconnected, DisconnectWatchError
+from disconnect_watch.token import Reason
+from disconnect_watch.watcher import (
+    MASK_ANY,
+    MASK_FIN,
+    MASK_GONE,
+    Connection,
+    Mailbox,
+    Watcher,
+    default_watcher,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from uvicorn.config import Config
+    from uvicorn.protocols.http.flow_control import FlowControl
+    from uvicorn.server import ServerState
+
+    class UvicornProtocol(asyncio.Protocol):
+        """What uvicorn's two protocols have in common, as far as it is used here."""
+
+        app: Any
+        client: tuple[str, int] | None
+        cycle: Any
+        flow: FlowControl
+        scheme: Any
+        transport: asyncio.Transport
+
+        def __init__(
+            self,
+            config: Config,
+            server_state: ServerState,
+            app_state: dict[str, Any],
+            _loop: asyncio.AbstractEventLoop | None = None,
+        ) -> None: ...
+
+        def handle_websocket_upgrade(self, *event: Any) -> None: ...
+
+        def on_response_complete(self) -> None: ...
+
+else:
+    UvicornProtocol = asyncio.Protocol
+
+__all__ = ["WatchedProtocol"]
+
+logger = logging.getLogger(__name__)
+
+
+class WatchedProtocol(UvicornProtocol):
+    """Stands before one of uvicorn's protocols among the bases; see ``HttpTools``."""
+
+    half_close: ClassVar[HalfClose] = "disconnect"
+    vanish_after: ClassVar[float | None] = None
+    unblind: ClassVar[int | None] = None
+    watcher: ClassVar[Watcher | None] = None
+
+    # Not in the instance's dict: with more than 30 attributes it is no longer shared
+    # between instances, and each look-up of uvicorn's own gets slower (CPython 3.11-3.13).
+    __slots__ = (
+        "_application",
+        "_connection",
+        "_cookie",
+        "_core",
+        "_exchange",
+        "_has_eof",
+        "_mailbox",
+        "_mask",
+    )
+
+    #: For requests of HTTP/1.0, to which nothing is written that was not asked for.
+    _exchange_of_1_0: ClassVar[type[Exchange]] = Exchange
+
+    def __init__(
+        self,
+        config: "Config",
+        server_state: "ServerState",
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._application: Callable[..., Awaitable[None]] = self.app
+        self.app = self._run_watched
+        self._mask = MASK_ANY if self.half_close == "disconnect" else MASK_GONE
+        self._connection: Connection | None = None
+        self._mailbox: LoopMailbox | None = None
+        self._core: Mailbox | None = None
+        self._cookie = 0
+        self._exchange: Exchange | None = None
+        self._has_eof = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        watcher = self.watcher or default_watcher()
+        try:
+            self._connection = watcher.attach(
+                transport.get_extra_info("socket").fileno(), vanish_after=self.vanish_after
+            )
+        except (DisconnectWatchError, OSError) as error:
+            self._warn(error)
+            return
+        self._mailbox = loop_mailbox(watcher)
+        self._core = self._mailbox.core
+        self._cookie = self._mailbox.listen(self._connection, self._watch_fired)
+        if self.unblind is not None:
+            self.flow = UnblindingFlow(transport, self._connection, self.unblind)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._owner_heard(self._reason_of_loss(exc))
+        super().connection_lost(exc)
+        self._let_go()
+
+    def eof_received(self) -> Any:
+        """Keep the transport open for answers to a half-closed client, if that is the policy."""
+        self._has_eof = True
+        if self.half_close == "disconnect":
+            # Not left to connection_lost, which comes a turn of the loop later.
+            self._owner_heard(Reason.FIN)
+            return False
+        # Under TLS asyncio closes the transport whatever it is told, and warns.
+        is_busy = self.cycle is not None and not self.cycle.response_complete
+        return is_busy and self.scheme != "https"
+
+    def handle_websocket_upgrade(self, *event: Any) -> None:
+        # The transport goes to another protocol, whose connection_lost is not ours.
+        self._end_exchange()
+        self._let_go()
+        super().handle_websocket_upgrade(*event)
+
+    def on_response_complete(self) -> None:
+        self._end_exchange()
+        super().on_response_complete()
+        # What is complete now is the newest request: none waits behind it.
+        if self._has_eof and self.cycle.response_complete:
+            self.transport.close()
+
+    def end_before_last(self, exchange: Exchange) -> None:
+        """Disarm, for the last of a response is written next.
+
+        A client may leave as soon as it has the last byte, and that is no disconnect. A
+        write that has to wait for the client still needs its watch.
+        """
+        if self._exchange is exchange and not self.flow.write_paused:
+            self._end_exchange()
+
+    async def _run_watched(self, scope: Message, receive: Receive, send: Send) -> None:
+        """The application that uvicorn sees: the real one, while its peer is there."""
+        exchange = self._begin_exchange(scope, receive.__self__)  # type: ignore[attr-defined]
+        token = exchange.token
+        try:
+            if not token.cancelled:
+                scope["state"][TOKEN_KEY] = token
+                await self._application(scope, receive, exchange.send)
+        except ClientDisconnected:
+            # The application's way of saying that it stopped, not a failure of it.
+            if token.reason not in LEAVES:
+                raise
+        finally:
+            if self._exchange is exchange:
+                self._end_exchange()
+
+    def _begin_exchange(self, scope: Message, cycle: Any) -> Exchange:
+        kind = Exchange
+        if scope["http_version"] == "1.0":
+            kind = self._exchange_of_1_0
+        elif self.half_close == "probe":
+            kind = ProbedExchange
+        exchange = self._exchange = kind(self, cycle)
+        if self._connection is not None:
+            try:
+                self._arm(self._connection, exchange)
+            except DisconnectWatchError as error:  # the watcher was closed
+                self._detach()
+                self._warn(error)
+        return exchange
+
+    def _arm(self, connection: Connection, exchange: Exchange) -> None:
+        exchange.watch_id = connection.arm(
+            exchange.token, mask=self._mask, mailbox=self._core, cookie=self._cookie
+        )
+        if self.half_close == "probe":
+            exchange.fin_watch_id = connection.arm(
+                None, mask=MASK_FIN, mailbox=self._core, cookie=self._cookie
+            )
+
+    def _end_exchange(self) -> None:
+        """Disarm. A watch that fired is answered now, since its delivery is cut off."""
+        exchange = self._exchange
+        if exchange is None:
+            return
+        connection = self._connection
+        has_fired = connection is not None and self._disarm(connection, exchange)
+        if has_fired and not exchange.cycle.response_complete:
+            assert connection is not None
+            self._peer_left(connection.reason or Reason.OWNER_CLOSED)
+        self._exchange = None
+
+    def _disarm(self, connection: Connection, exchange: Exchange) -> bool:
+        try:
+            if exchange.fin_watch_id:
+                connection.disarm(exchange.fin_watch_id)
+            return connection.disarm(exchange.watch_id)
+        except DisconnectWatchError:  # the watcher was closed, and fires nothing any more
+            return False
+
+    def _watch_fired(self, reason: Reason, at_ns: int, watch_id: int) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            return
+        if watch_id == exchange.watch_id:
+            self._peer_left(reason)
+        elif watch_id == exchange.fin_watch_id:
+            self._probe_peer(exchange)
+
+    def _peer_left(self, reason: Reason) -> None:
+        """End the running request, and the connection.
+
+        The transport closes as it does when uvicorn itself reads the EOF: what is
+        written already still goes out to a peer that half-closed.
+        """
+        exchange = self._exchange
+        if exchange is None:
+            return
+        exchange.cancel(reason)
+        self.flow.resume_writing()
+        if reason is Reason.FIN:
+            self.transport.close()
+        else:
+            self.transport.abort()
+
+    def _owner_heard(self, reason: Reason) -> None:
+        """The transport knows how the connection ended; the watch may have told before."""
+        if self._connection is not None:
+            try:
+                self._connection.lost(reason)
+            except DisconnectWatchError:  # the watcher was closed
+                self._detach()
+            else:
+                self._end_exchange()
+        # Where nothing is attached; else it has ended.
+        self._peer_left(reason)
+
+    def _probe_peer(self, exchange: Exchange) -> None:
+        """A FIN came: a client that closed must answer what is written now by a reset."""
+        if self._connection is None or self.transport.is_closing():
+            return
+        self._connection.set_probing(True)
+        # What waits to be written is a question already.
+        if not self.flow.write_paused and not exchange.cycle.response_complete:
+            question = exchange.question()
+            if question:
+                self.transport.write(question)
+
+    def _reason_of_loss(self, exc: Exception | None) -> Reason:
+        # A FIN is no end where half-closed clients are served; that the transport
+        # closed all the same is one.
+        if exc is None and self._has_eof and self.half_close == "disconnect":
+            return Reason.FIN
+        return reason_of_error(exc)
+
+    def _warn(self, error: Exception) -> None:
+        # The connection is served all the same, with what the transport reads as the
+        # only source of a disconnect.
+        logger.warning("cannot watch the connection of %s: %s", self.client, error)
+
+    def _detach(self) -> None:
+        """Give the fd back."""
+        connection, mailbox = self._connection, self._mailbox
+        self._connection = self._mailbox = self._core = None
+        if connection is not None and mailbox is not None:
+            mailbox.forget(connection)
+            connection.detach()
+
+    def _let_go(self) -> None:
+        """Detach, and hold ourselves no longer: no garbage collection is needed then."""
+        self._detach()
+        self.app = self._application
