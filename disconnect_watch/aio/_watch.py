@@ -150,6 +150,14 @@ class Watch:
         """How the client left, or why the token was cancelled; None while neither."""
         return self._left[0] if self._left else self._token.reason
 
+    @property
+    def has_left(self) -> bool:
+        """Whether the client left; at the start of the block: before it.
+
+        Known also during a grace, while the token has not fired.
+        """
+        return self._left is not None
+
     async def __aenter__(self) -> Self:
         if self.task is not None:
             raise RuntimeError("a watch was entered twice: make one for each block")
@@ -186,17 +194,17 @@ class Watch:
         self._watch_id = connection.arm(self, token, self._policy.mask)
         self._connection = connection
         connection.opt_in(self, self._policy)
-        if self._token.cancelled:
-            self._left_before()
+        reason = self._token.reason
+        if self._policy.grace:  # the token is not armed
+            reason = connection.conn.reason
+            if reason is Reason.FIN and self._policy.half_close != "disconnect":
+                reason = None
+        if reason is not None:
+            # Between the flag's CAS and its timestamp the time reads as 0.
+            self.on_leave(reason, self._token.cancelled_at_ns or time.monotonic_ns())
         elif self._pause_reading:
             self._is_pausing = True
             connection.pause()
-
-    def _left_before(self) -> None:
-        reason = self._token.reason
-        assert reason is not None
-        # Between the flag's CAS and its timestamp the time reads as 0.
-        self.on_leave(reason, self._token.cancelled_at_ns or time.monotonic_ns())
 
     def _connection_of(self, transport: asyncio.Transport) -> LoopConnection:
         known = connection_known_to(transport, self._watcher)

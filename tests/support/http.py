@@ -23,7 +23,7 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.sock.close()
 
-    def post(self, path: str, body: dict[str, Any] | bytes, **headers: str) -> None:
+    def post(self, path: str, body: dict[str, Any] | bytes = b"", **headers: str) -> None:
         """Send one request; any number may be sent before an answer is read."""
         self.sock.sendall(request_bytes(path, body, **headers))
 

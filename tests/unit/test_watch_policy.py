@@ -18,6 +18,7 @@ from disconnect_watch import (
     start_server,
     watch,
 )
+from disconnect_watch.aio._policy import HalfClose
 from tests.support.loops import LoopRunner, cancelled
 from tests.support.net import (
     Pair,
@@ -415,6 +416,29 @@ def test_after_the_grace_the_token_fires_and_the_block_is_cancelled(
             fired_at = block.token.cancelled_at
             assert fired_at is not None
             assert fired_at - caught.value.detected_at >= 0.04
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("half_close", "way", "has_left"),
+    [
+        ("disconnect", "fin", True),
+        ("ignore", "half_close", False),
+        ("ignore", "rst", True),
+    ],
+)
+def test_a_block_in_its_grace_can_ask_whether_its_client_left_before(
+    run: LoopRunner, tcp: Pair, half_close: HalfClose, way: str, has_left: bool
+) -> None:
+    async def main() -> None:
+        tcp.leave(way)
+        async with watch(tcp.server, half_close=half_close, on_disconnect=grace(60)) as w:
+            assert w.has_left is has_left
+            assert not w.token.cancelled
+        async with watch(tcp.server, half_close=half_close) as w:
+            assert w.has_left is has_left
+            w.disarm()
 
     run(main)
 

@@ -1,0 +1,47 @@
+"""What the adapters of handlers share: options checked once, and a watch for each request."""
+
+import asyncio
+from collections.abc import Callable
+
+from disconnect_watch.aio import Watch
+from disconnect_watch.aio._policy import OnDisconnect, policy
+from disconnect_watch.token import Reason
+from disconnect_watch.watcher import Watcher
+
+__all__ = ["Watching", "close", "watching"]
+
+#: Makes the watch of one request.
+Watching = Callable[[asyncio.Transport | int], Watch]
+
+
+def watching(
+    *,
+    on_disconnect: OnDisconnect,
+    vanish_after: float | None,
+    watcher: Watcher | None,
+) -> Watching:
+    """Check the options of an adapter.
+
+    The watches pause nothing: the framework reads the rest of a request's body.
+
+    Raises:
+        ValueError: an option has a value that is none of those allowed.
+    """
+    checked = policy(vanish_after=vanish_after, on_disconnect=on_disconnect)
+
+    def watch(target: asyncio.Transport | int) -> Watch:
+        return Watch(target, checked, False, watcher)
+
+    return watch
+
+
+def close(transport: asyncio.Transport, reason: Reason | None) -> None:
+    """Close the connection of a client that left.
+
+    After a FIN what is written already still goes out, to a peer that only half-closed; but
+    not under TLS, where asyncio would wait for the goodbye of a peer that it does not read.
+    """
+    if reason is Reason.FIN and transport.get_extra_info("sslcontext") is None:
+        transport.close()
+    else:
+        transport.abort()
