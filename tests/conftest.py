@@ -17,9 +17,9 @@ from tests.support.net import KINDS, LEAVES, POLLERS, Pair, connected, open_fds,
 faulthandler.enable()
 uvloop.new_event_loop().close()  # libuv's signal pipe is the process's for ever
 
-#: What needs the engine, the frontend or a framework. All else is the core suite, which runs on every
-#: Python and against an installed wheel, without torch; a test that does not belong
-#: there fails to import.
+#: What needs the engine, the frontend or a framework. All else is the core suite, which
+#: runs on every Python and against an installed wheel, without torch; a test that does not
+#: belong there fails to import.
 BEYOND_THE_CORE = [
     "clients/*",
     "integration/test_*_adapter*",
