@@ -75,12 +75,17 @@ class Handler(Protocol):
 class LoopConnection:
     """An attached connection, its owner, and who on this loop watches it.
 
+    Args:
+        mailbox: of the loop.
+        fd: of the connection.
+        conn: what its owner has attached already, and detaches; None to attach it.
+
     Threads: the loop's own only.
     """
 
-    def __init__(self, mailbox: LoopMailbox, fd: int) -> None:
+    def __init__(self, mailbox: LoopMailbox, fd: int, conn: Connection | None = None) -> None:
         self.mailbox = mailbox
-        self.conn: Connection = mailbox.watcher.attach(fd)
+        self.conn: Connection = conn or mailbox.watcher.attach(fd)
         # The poller tells of what was before, too, but only in a moment: a token armed
         # on a client that is gone must be fired before any work starts.
         gone = is_gone(fd)
@@ -113,6 +118,37 @@ class LoopConnection:
         attributes[_KNOWN] = self
         # Kept longer it would keep the mailbox, and so its fd, as long as the protocol.
         self._unshadow = lambda: attributes.pop(_KNOWN, None)
+
+    def share(self, transport: asyncio.Transport, protocol: asyncio.BaseProtocol) -> None:
+        """Belong to a protocol that is known to have attached the connection for itself.
+
+        It calls ``owner_heard`` before it closes the transport, and ``let_go`` in place of
+        detaching it.
+        """
+        self._own(transport)
+        self.protocol = protocol
+        self.is_followed = self.is_served = True
+
+    def owner_heard(self, reason: Reason, *, is_end: bool = False) -> None:
+        """Tell of an end that the owner knows of, and acts on next.
+
+        Args:
+            reason: OWNER_CLOSED where he made it himself, which is no news here.
+            is_end: it ended the transport; before that, one that closes is the owner's.
+        """
+        self.has_peer_left |= is_end and reason is not Reason.OWNER_CLOSED
+        if self.is_leave(reason):
+            self._tell_blocks(reason)
+
+    def let_go(self) -> None:
+        """Detach, once all that has fired is delivered."""
+        self.mailbox.deliver()
+        self.detach()
+
+    def _tell_blocks(self, reason: Reason) -> None:
+        at_ns = time.monotonic_ns()
+        for block in tuple(self._blocks):
+            block.on_leave(reason, at_ns)
 
     def follow(self, transport: asyncio.Transport, protocol: asyncio.BaseProtocol | None) -> None:
         """Hear from ``protocol`` when the connection ends, if it can be made to tell.
@@ -230,11 +266,9 @@ class LoopConnection:
         if reason is not Reason.OWNER_CLOSED:
             # The watcher may have told it before, while the transport was closing for
             # this very reason, which is_leave could not know then.
-            at_ns = time.monotonic_ns()
-            for block in tuple(self._blocks):
-                block.on_leave(reason, at_ns)
+            self._tell_blocks(reason)
             if self.handler is not None:
-                self.handler.on_leave(reason, at_ns)
+                self.handler.on_leave(reason, time.monotonic_ns())
         self.detach()
 
     def detach(self) -> None:

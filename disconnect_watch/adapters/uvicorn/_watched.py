@@ -33,7 +33,7 @@ from disconnect_watch.adapters.uvicorn._exchange import (
 )
 from disconnect_watch.adapters.uvicorn._flow import UnblindingFlow
 from disconnect_watch.aio import LoopMailbox, loop_mailbox
-from disconnect_watch.aio._connection import reason_of_error
+from disconnect_watch.aio._connection import LoopConnection, reason_of_error
 from disconnect_watch.aio._policy import HalfClose
 from disconnect_watch.errors import ClientDisconnected, DisconnectWatchError
 from disconnect_watch.token import Reason
@@ -103,6 +103,7 @@ class WatchedProtocol(UvicornProtocol):
         "_has_eof",
         "_mailbox",
         "_mask",
+        "_shared",
     )
 
     #: For requests of HTTP/1.0, to which nothing is written that was not asked for.
@@ -125,6 +126,15 @@ class WatchedProtocol(UvicornProtocol):
         self._cookie = 0
         self._exchange: Exchange | None = None
         self._has_eof = False
+        self._shared: LoopConnection | None = None
+
+    @property
+    def _disconnect_watch_connection(self) -> LoopConnection | None:
+        """What ``watch`` inside an application finds: our attachment, for it to share."""
+        if self._shared is None and self._connection is not None and self._mailbox is not None:
+            self._shared = LoopConnection(self._mailbox, self._connection.fd, self._connection)
+            self._shared.share(self.transport, self)
+        return self._shared
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -143,7 +153,10 @@ class WatchedProtocol(UvicornProtocol):
             self.flow = UnblindingFlow(transport, self._connection, self.unblind)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._owner_heard(self._reason_of_loss(exc))
+        reason = self._reason_of_loss(exc)
+        if self._shared is not None:
+            self._shared.owner_heard(reason, is_end=True)
+        self._owner_heard(reason)
         super().connection_lost(exc)
         self._let_go()
 
@@ -255,6 +268,8 @@ class WatchedProtocol(UvicornProtocol):
         The transport closes as it does when uvicorn itself reads the EOF: what is
         written already still goes out to a peer that half-closed.
         """
+        if self._shared is not None:
+            self._shared.owner_heard(reason)
         exchange = self._exchange
         if exchange is None:
             return
@@ -306,6 +321,9 @@ class WatchedProtocol(UvicornProtocol):
         self._connection = self._mailbox = self._core = None
         if connection is not None and mailbox is not None:
             mailbox.forget(connection)
+            if self._shared is not None:
+                self._shared.let_go()
+                self._shared = None
             connection.detach()
 
     def _let_go(self) -> None:
