@@ -1,7 +1,8 @@
-"""The command line: ``disconnect-watch serve`` and ``disconnect-watch stress``.
+"""The command line: ``disconnect-watch serve``, ``stress`` and ``doctor``.
 
-Exit codes: 0 after an orderly end, 1 if a stressed server failed a check, 2 for whatever
-prevents serving or stressing, 130 for a Ctrl-C before it served or in mid-stress.
+Exit codes: 0 after an orderly end, 1 if a stressed server failed a check or the doctor found
+a problem, 2 for whatever prevents the command, 130 for a Ctrl-C before it served or in
+mid-stress.
 """
 
 import asyncio
@@ -262,6 +263,84 @@ async def _stress(server: "Target", exchange: "Exchange", options: "StressOption
         )
     finally:
         loop.remove_signal_handler(signal.SIGINT)
+
+
+@app.command()
+def doctor(
+    application: Annotated[
+        str | None, typer.Argument(help="ASGI application to try, as module:attribute.")
+    ] = None,
+    *,
+    factory: Annotated[bool, typer.Option(help="Call it for the application.")] = False,
+    lifespan: Annotated[bool, typer.Option(help="Run its start-up and shutdown.")] = False,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(help="'Name: value' for the trial's requests, once for each."),
+    ] = None,
+    http: Annotated[
+        str | None, typer.Option(help="Protocol of ours, or your own of it, as uvicorn's --http.")
+    ] = None,
+    listen: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds to wait for a client that comes through a proxy."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="To listen on, with --listen.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="To listen on; 0 takes a free one.")
+    ] = 8000,
+    as_json: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+) -> None:
+    """Tell what this machine, and an application on it, notices of clients that leave.
+
+    The application is served on loopback for a moment, with a route of the doctor's own, and
+    real clients leave it; none of its own handlers runs. The exit code is 0 if nothing is a
+    problem.
+    """
+    try:
+        from disconnect_watch.doctor import (
+            ApplicationError,
+            diagnose,
+            listen_behind_proxy,
+            load_application,
+        )
+
+        loaded = load_application(application, is_factory=factory) if application else None
+        proxy = (
+            []
+            if listen is None
+            else listen_behind_proxy(host, port, seconds=listen, announce=_announce_listening)
+        )
+        report = diagnose(
+            loaded,
+            protocol=http,
+            headers=dict(_header(text) for text in header or ()),
+            lifespan="on" if lifespan else "off",
+            proxy=tuple(proxy),
+        )
+    except ImportError as error:
+        _fail(f"{error}; install it with: pip install 'disconnect-watch[server]'")
+    except ApplicationError as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(error.strerror or str(error))
+    print(json.dumps(report.as_dict()) if as_json else report.as_text())
+    if not report.holds:
+        raise SystemExit(1)
+
+
+def _announce_listening(url: str) -> None:
+    print(
+        f"listening on {url}: send a request through the proxy, and leave it (curl -m 1)",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not name.strip() or not colon:
+        _fail(f"cannot send the header {text!r}: give 'Name: value'")
+    return name.strip(), value.strip()
 
 
 def _print_progress(counts: "Counts") -> None:

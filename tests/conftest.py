@@ -23,6 +23,7 @@ uvloop.new_event_loop().close()  # libuv's signal pipe is the process's for ever
 BEYOND_THE_CORE = [
     "clients/*",
     "integration/test_*_adapter*",
+    "integration/test_doctor.py",
     "integration/test_serve_*",
     "integration/test_stress.py",
     "integration/test_testing_doc.py",

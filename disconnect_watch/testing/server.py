@@ -5,6 +5,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from disconnect_watch.ports import bind
@@ -13,12 +14,15 @@ from disconnect_watch.testing.waiting import wait_until
 if TYPE_CHECKING:
     import uvicorn
 
-__all__ = ["PROTOCOL", "ThreadedServer", "serving"]
-
-#: What ``uvicorn --http`` takes: the protocol that watches its connections.
-PROTOCOL = "disconnect_watch.adapters.uvicorn:HttpTools"
+__all__ = ["ThreadedServer", "our_protocol", "serving"]
 
 _GRACE = 1  # seconds
+
+
+def our_protocol() -> str:
+    """What ``uvicorn --http`` takes: the protocol that watches its connections."""
+    name = "HttpTools" if find_spec("httptools") else "H11"
+    return f"disconnect_watch.adapters.uvicorn:{name}"
 
 
 class ThreadedServer:
@@ -85,7 +89,10 @@ class ThreadedServer:
         return release.set
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+        with (
+            asyncio.Runner(loop_factory=lambda: self.loop) as runner,
+            contextlib.suppress(SystemExit),  # by which uvicorn says that start-up failed
+        ):
             runner.run(self.server.serve(sockets=[self.sock]))
 
 
@@ -93,7 +100,7 @@ class ThreadedServer:
 def serving(
     app: Any,
     *,
-    protocol: Any = PROTOCOL,
+    protocol: Any = None,
     sock: socket.socket | None = None,
     make_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
     **config: Any,
@@ -102,7 +109,7 @@ def serving(
 
     Args:
         app: the application.
-        protocol: for uvicorn's ``http``; "auto" is uvicorn's own.
+        protocol: for uvicorn's ``http``; without it ours, "auto" is uvicorn's own.
         sock: bound; without it a free TCP port.
         make_loop: for the server's loop.
         config: more of ``uvicorn.Config``, such as ``lifespan="off"``.
@@ -114,7 +121,7 @@ def serving(
     import uvicorn
 
     settings = {
-        "http": protocol,
+        "http": protocol or our_protocol(),
         "log_config": None,
         "access_log": False,
         "timeout_graceful_shutdown": _GRACE,

@@ -26,7 +26,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "disagg": {"errors", "token", "engine", "backends"},
     "testing": {"ports"},
     "stress": {"errors", "testing"},
-    "cli": {"errors", "ports", "engine", "server", "backends", "stress"},
+    "doctor": {"adapters", "errors", "ports", "testing", "token", "watcher"},
+    "cli": {"backends", "doctor", "engine", "errors", "ports", "server", "stress"},
     "__init__": {"_core", "errors", "native", "token", "watcher", "aio"},
 }
 
@@ -111,7 +112,9 @@ def loaded_by(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("name", ["disconnect_watch", "disconnect_watch.testing"])
+@pytest.mark.parametrize(
+    "name", ["disconnect_watch", "disconnect_watch.testing", "disconnect_watch.doctor"]
+)
 def test_importing_the_package_loads_the_standard_library_alone(name: str) -> None:
     # -S: no site-packages, so anything third-party would fail to import at all.
     third_party = loaded_by(f"import {name}") - sys.stdlib_module_names
