@@ -16,9 +16,9 @@ Watching = Callable[[asyncio.Transport | int], Watch]
 
 def watching(
     *,
-    on_disconnect: OnDisconnect,
     vanish_after: float | None,
     watcher: Watcher | None,
+    on_disconnect: OnDisconnect = "cancel",
 ) -> Watching:
     """Check the options of an adapter.
 
