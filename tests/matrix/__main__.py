@@ -15,8 +15,14 @@ def main() -> int:
     parser.add_argument("--write", type=Path, help="write the page here, too")
     arguments = parser.parse_args()
     cells = all_cells()
+    outcomes = {}
     with Leaver() as leaver:
-        outcomes = {cell: measure(cell, leaver) for cell in cells}
+        for cell in cells:
+            try:
+                outcomes[cell] = measure(cell, leaver)
+            except Exception as error:
+                error.add_note(f"in {cell}")
+                raise
     text = page(outcomes)
     print(text)
     wrong = [cell for cell in cells if not cell.accepts(outcomes[cell])]

@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 from collections.abc import AsyncIterator, Iterator
+from typing import cast
 
 from tests.matrix.cells import Cell
 from tests.matrix.leaver import Leaver, TlsEnd
@@ -14,8 +15,10 @@ from tests.support.net import dial, listener, until
 from tests.support.tls import client_context, server_context
 
 __all__ = [
+    "LoopEnd",
     "Streams",
     "connect",
+    "loop_end",
     "read_by_task",
     "read_by_thread",
     "shut_reading",
@@ -24,6 +27,8 @@ __all__ = [
 ]
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+#: What a loop has of its end: streams, the transport of a pipe, or its fd alone.
+LoopEnd = Streams | asyncio.Transport | int
 
 _GREETING = b"."
 _RESPONSE = bytes(1000)
@@ -38,7 +43,7 @@ def connect(cell: Cell, leaver: Leaver) -> Iterator[int]:
 
     Who gives the fd to a socket leaves its number to this block, which closes it.
     """
-    if cell.kind == "pipe":
+    if cell.is_pipe:
         theirs, ours = os.pipe()
         leaver.take(theirs)
     else:
@@ -80,8 +85,6 @@ def _context(cell: Cell) -> ssl.SSLContext | None:
 def _prepare(cell: Cell, fd: int) -> None:
     """What needs the socket itself, and not its owner's layers."""
     way = cell.way
-    if cell.kind == "pipe":
-        return
     with socket.socket(fileno=os.dup(fd)) as sock:
         if way.server == "probe":
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -157,13 +160,53 @@ def read_by_thread(sock: socket.socket) -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def streams_end(cell: Cell, leaver: Leaver, fd: int) -> AsyncIterator[Streams | None]:
-    """The end as streams of the running loop; None for a pipe."""
+async def loop_end(cell: Cell, leaver: Leaver, fd: int) -> AsyncIterator[LoopEnd]:
+    """The end as code on the running loop has it."""
     if cell.kind == "pipe":
         leaver.answer()
         _send_to_pipe(cell, fd)
-        yield None
-        return
+        yield fd
+    elif cell.kind == "pipe_transport":
+        leaver.answer()
+        async with _pipe_transport(cell, fd) as transport:
+            yield transport
+    else:
+        async with streams_end(cell, leaver, fd) as streams:
+            yield streams
+
+
+class _Ended(asyncio.Protocol):
+    """Tells when its transport is closed."""
+
+    def __init__(self) -> None:
+        self.is_lost = asyncio.Event()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost.set()
+
+
+@contextlib.asynccontextmanager
+async def _pipe_transport(cell: Cell, fd: int) -> AsyncIterator[asyncio.Transport]:
+    loop = asyncio.get_running_loop()
+    opened, protocol = await loop.connect_write_pipe(_Ended, os.fdopen(fd, "wb", 0))
+    # typeshed knows not that it has what any transport has but reading.
+    transport = cast("asyncio.Transport", opened)
+    try:
+        if cell.way.server == "send":
+            transport.write(_RESPONSE)
+        elif cell.way.server == "fill":
+            transport.write(_MORE_THAN_FITS)
+        await asyncio.sleep(0)  # uvloop sends at the end of its turn
+        yield transport
+    finally:
+        if not transport.is_closing():
+            transport.abort()
+        await protocol.is_lost.wait()
+
+
+@contextlib.asynccontextmanager
+async def streams_end(cell: Cell, leaver: Leaver, fd: int) -> AsyncIterator[Streams]:
+    """The end of a socket as streams of the running loop."""
     reader, writer = await _open_streams(cell, socket.socket(fileno=fd))
     try:
         if cell.is_tls and not cell.way.is_client:

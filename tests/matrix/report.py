@@ -5,9 +5,8 @@ import platform
 import sys
 from collections.abc import Iterable, Mapping
 
-from tests.matrix.cells import COMBINATIONS, OWNERS, STATES, Cell, Outcome
+from tests.matrix.cells import COMBINATIONS, DETECTORS, OWNERS, STATES, Cell, Outcome
 from tests.matrix.ways import KINDS, WAYS
-from tests.support.net import POLLERS
 
 __all__ = ["page"]
 
@@ -24,10 +23,12 @@ _KIND_TITLES = {
     "tls13": "TLS 1.3",
     "unix": "AF_UNIX",
     "pipe": "pipe",
+    "pipe_transport": "pipe, by a transport",
 }
-_POLLER_TITLES = {
-    "epoll": "epoll, the default on Linux",
-    "poll": "poll() and a peek, for any POSIX system",
+_DETECTOR_TITLES = {
+    ("epoll", "thread"): "epoll and a thread, the default on Linux",
+    ("epoll", "loop"): "epoll, driven by the owner's own loop",
+    ("poll", "thread"): "poll() and a peek, for any POSIX system",
 }
 
 _HEAD = """\
@@ -39,12 +40,16 @@ Written by `make matrix`: every cell is what the watcher said in that run, check
 A row is what the client does, a column what it is connected by. Each is tried with the socket in
 a plain thread, in asyncio and in uvloop, and with its owner reading (a background task or thread
 reads on), paused, with its loop blocked, and with the GIL held by C code. One word in a cell holds
-for all of them; otherwise the exceptions follow it.
+for all of them; otherwise the exceptions follow it. With `driver="loop"` there is no thread: the
+owner polls, so what is to be said waits while he stands still, and only his reading and his pausing
+are tried. A pipe is its write end, and to leave is to close the end that reads; asyncio and uvloop
+watch it as a bare fd and as the transport of `connect_write_pipe`.
 
 - **FIN**, **RESET**: the token was set with that reason. A number behind it: that many bytes were
   unread then, and are still there for the owner. (Where the owner reads it depends on the moment,
   and is not shown.)
-- **OWNER_CLOSED**: a watch that came after the TLS layer had closed the transport said so.
+- **OWNER_CLOSED**: a watch that came after the TLS layer, or a pipe's transport, had closed by
+  itself said so.
 - **silent**: nothing was said, as nobody left.
 - **blind**: nothing was said, and the connection is counted in `stats().num_blind`.
 - Empty: there is no such thing.
@@ -58,29 +63,29 @@ def page(outcomes: Mapping[Cell, Outcome]) -> str:
         kernel=platform.release().partition("-")[0],
         python=".".join(map(str, sys.version_info[:2])),
     )
-    return "\n".join([head, *(_table(poller, outcomes) for poller in POLLERS)])
+    return "\n".join([head, *(_table(*detector, outcomes) for detector in DETECTORS)])
 
 
-def _table(poller: str, outcomes: Mapping[Cell, Outcome]) -> str:
+def _table(poller: str, driver: str, outcomes: Mapping[Cell, Outcome]) -> str:
     lines = [
-        f"## {_POLLER_TITLES[poller]}",
+        f"## {_DETECTOR_TITLES[poller, driver]}",
         "",
         "| the client's end | " + " | ".join(_KIND_TITLES[kind] for kind in KINDS) + " |",
         "|---" * (len(KINDS) + 1) + "|",
     ]
     for name, way in WAYS.items():
-        entries = [_entry(name, kind, poller, outcomes) for kind in KINDS]
+        entries = [_entry(name, kind, poller, driver, outcomes) for kind in KINDS]
         if any(entries):
             shown = " | ".join(entry for entry in entries)
             lines.append(f"| {way.title} | {shown} |")
     return "\n".join([*lines, ""])
 
 
-def _entry(name: str, kind: str, poller: str, outcomes: Mapping[Cell, Outcome]) -> str:
+def _entry(name: str, kind: str, poller: str, driver: str, outcomes: Mapping[Cell, Outcome]) -> str:
     """One cell of the table: what most gave, then who gave something else."""
     givers = collections.defaultdict(list)
     for owner, state in COMBINATIONS:
-        cell = Cell(name, kind, owner, state, poller)
+        cell = Cell(name, kind, owner, state, poller, driver)
         if cell in outcomes:
             outcome = outcomes[cell]
             givers[Outcome(outcome.name) if cell.is_read else outcome].append((owner, state))

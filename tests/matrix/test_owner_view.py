@@ -117,9 +117,7 @@ def streams_view(cell: Cell, leaver: Leaver, watcher: Watcher | None) -> View:
     """Let the client leave during a block of work, then read on."""
 
     async def main() -> View:
-        async with ends.streams_end(cell, leaver, fd) as streams:
-            assert streams is not None
-            reader, writer = streams
+        async with ends.streams_end(cell, leaver, fd) as (reader, writer):
             transport_of(writer).pause_reading()
             if watcher is None:
                 leaver.order(cell.way.act)

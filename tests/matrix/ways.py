@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 from tests.matrix.leaver import GET, LARGE_BODY, NUM_SEGMENTS, SEGMENT
 
-__all__ = ["KINDS", "TCP_KINDS", "TLS_KINDS", "WAYS", "Way"]
+__all__ = ["KINDS", "PIPE_KINDS", "TCP_KINDS", "TLS_KINDS", "WAYS", "Way"]
 
-KINDS = ("tcp", "tcp6", "tls12", "tls13", "unix", "pipe")
 TLS_KINDS = ("tls12", "tls13")
+#: The write end, as a bare fd and as an event loop's transport.
+PIPE_KINDS = ("pipe", "pipe_transport")
+KINDS = ("tcp", "tcp6", *TLS_KINDS, "unix", *PIPE_KINDS)
 TCP_KINDS = ("tcp", "tcp6", *TLS_KINDS)
 _SOCKETS = (*TCP_KINDS, "unix")
 
@@ -104,7 +106,9 @@ WAYS: dict[str, Way] = {
         "silent",
         unread=NUM_SEGMENTS * len(SEGMENT),
     ),
-    "probes": Way("keep-alive probes", "answer_probe", "silent", server="probe", kinds=("tcp",)),
+    "probes": Way(
+        "keep-alive probes", "answer_probe", "silent", server="probe", kinds=("tcp", "tls13")
+    ),
     "tickets": Way(
         "TLS session tickets after the handshake",
         "stay",
