@@ -360,6 +360,11 @@ const uint32_t *dw_flag_address(const dw_flags *flags, uint32_t slot)
     return (const uint32_t *)&flags->table->words[slot];
 }
 
+uint32_t *dw_flag_ack_address(const dw_flags *flags, uint32_t slot)
+{
+    return (uint32_t *)&flags->table->acks[slot];
+}
+
 void dw_flags_read_stats(const dw_flags *flags, dw_flags_stats *out)
 {
     dw_flags_table *table = flags->table;

@@ -108,6 +108,11 @@ int dw_flag_acked(const dw_flags *flags, dw_flag flag, uint32_t *step);
  * it relaxed: all they need is in the one word. */
 const uint32_t *dw_flag_address(const dw_flags *flags, uint32_t slot);
 
+/* Where a device stores the step that dw_flag_acked reads. It stores under a
+ * reference that its engine holds: nothing here checks the generation.
+ * OWNERSHIP: as dw_flag_address. */
+uint32_t *dw_flag_ack_address(const dw_flags *flags, uint32_t slot);
+
 /* Sleeps on the table's doorbell until one of the flags is cancelled (or
  * stale), the timeout ends, or a signal arrives. timeout_ns < 0: no timeout.
  * RETURNS: the index of the first such flag.

@@ -13,7 +13,7 @@
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.pycapsule cimport PyCapsule_New
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 
 from disconnect_watch cimport _dw
 
@@ -90,6 +90,39 @@ cdef class Flags:
 
     def reclaim(self):
         return _check(_dw.dw_flags_reclaim(self._flags), "reclaim flags")
+
+    @property
+    def num_slots(self):
+        return _dw.DW_FLAGS_NUM_SLOTS
+
+    @property
+    def words_address(self):
+        return <uintptr_t>_dw.dw_flag_address(self._flags, 0)
+
+    @property
+    def acks_address(self):
+        return <uintptr_t>_dw.dw_flag_ack_address(self._flags, 0)
+
+    def latch(
+        self,
+        size_t num_rows,
+        uintptr_t slots,
+        uintptr_t generations,
+        uintptr_t live,
+        uintptr_t seq_lens,
+        uintptr_t slot_mapping,
+        uintptr_t control,
+    ):
+        """Run ``dw_latch`` over rows at these addresses, which the caller vouches for."""
+        cdef _dw.dw_latch_rows rows
+        rows.num_rows = num_rows
+        rows.slots = <const int32_t *>slots
+        rows.generations = <const int32_t *>generations
+        rows.live = <int32_t *>live
+        rows.seq_lens = <int32_t *>seq_lens
+        rows.slot_mapping = <int64_t *>slot_mapping
+        rows.control = <uint32_t *>control
+        return _dw.dw_latch(self._flags, &rows) == 1
 
     def stats(self):
         cdef _dw.dw_flags_stats stats

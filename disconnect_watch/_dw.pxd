@@ -1,6 +1,6 @@
 # The C core's headers, in order, and only what _core.pyx uses of them. What the public
 # header has is in native.pxd.
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from disconnect_watch.native cimport (
     DW_API_CAPSULE,
@@ -33,6 +33,7 @@ cdef extern from "dw_clock.h" nogil:
     uint64_t dw_clock_ns() noexcept
 
 cdef extern from "dw_flags.h" nogil:
+    const uint32_t DW_FLAGS_NUM_SLOTS
     ctypedef struct dw_flags_stats:
         uint64_t num_live
         uint64_t num_retired
@@ -53,6 +54,7 @@ cdef extern from "dw_flags.h" nogil:
     int dw_flag_ack(dw_flags *flags, dw_flag flag, uint32_t step) noexcept
     int dw_flag_acked(const dw_flags *flags, dw_flag flag, uint32_t *step) noexcept
     const uint32_t *dw_flag_address(const dw_flags *flags, uint32_t slot) noexcept
+    uint32_t *dw_flag_ack_address(const dw_flags *flags, uint32_t slot) noexcept
     int dw_flags_wait(
         dw_flags *flags, const dw_flag *which, size_t num_which, int64_t timeout_ns
     ) noexcept
@@ -61,6 +63,17 @@ cdef extern from "dw_flags.h" nogil:
     void dw_flags_ring(dw_flags *flags) noexcept
     int dw_flags_reclaim(dw_flags *flags) noexcept
     void dw_flags_read_stats(const dw_flags *flags, dw_flags_stats *out) noexcept
+
+cdef extern from "dw_latch.h" nogil:
+    ctypedef struct dw_latch_rows:
+        size_t num_rows
+        const int32_t *slots
+        const int32_t *generations
+        int32_t *live
+        int32_t *seq_lens
+        int64_t *slot_mapping
+        uint32_t *control
+    int dw_latch(dw_flags *flags, const dw_latch_rows *rows) noexcept
 
 cdef extern from "dw_sock.h" nogil:
     int dw_sock_is_gone(int fd) noexcept
