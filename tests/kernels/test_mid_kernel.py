@@ -1,0 +1,78 @@
+"""A flag that fires while a kernel runs, set by another thread: the kernel stops in the middle."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from disconnect_watch import CancelToken
+from disconnect_watch.kernels import AttentionParams, FlagView, Kernels
+from tests.kernels.batch import Batch, paged
+
+#: So many keys that the interpreter would be at it for seconds.
+NUM_TILES = 3000
+PARAMS = AttentionParams(scale=0.2, poll_every=4)
+
+
+def cancel_after(progress: Tensor, num_tiles: int, token: CancelToken) -> threading.Thread:
+    """Cancel as soon as a kernel has worked on so many tiles of keys."""
+
+    def run() -> None:
+        while progress.max() < num_tiles:
+            pass
+        token.cancel()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+@pytest.fixture(params=["decode", "prefill"])
+def attend(
+    request: pytest.FixtureRequest, interpreted: Kernels, flags: FlagView
+) -> tuple[Batch, Tensor, Callable[[], Tensor]]:
+    torch.manual_seed(0)
+    seq_len = NUM_TILES * 64
+    batch = Batch.of([seq_len])
+    kv = paged([seq_len], num_kv_heads=1, head_dim=16, block_size=64)
+    query = torch.randn(1, 1, 16)
+    if request.param == "decode":
+        progress = torch.zeros(1, 1, dtype=torch.int32)
+        return (
+            batch,
+            progress,
+            lambda: interpreted.decode_attention(
+                query, kv, batch.rows, flags, params=PARAMS, progress=progress
+            ),
+        )
+    progress = torch.zeros(1, 1, 1, dtype=torch.int32)
+    return (
+        batch,
+        progress,
+        lambda: interpreted.prefill_attention(
+            query,
+            kv,
+            batch.rows,
+            flags,
+            query_starts=torch.tensor([0, 1], dtype=torch.int32),
+            max_query_len=1,
+            params=PARAMS,
+            progress=progress,
+        ),
+    )
+
+
+@pytest.mark.slow
+def test_flag_stops_a_kernel_that_runs(
+    attend: tuple[Batch, Tensor, Callable[[], Tensor]],
+) -> None:
+    batch, progress, run = attend
+    thread = cancel_after(progress, 8, batch.tokens[0])
+    output = run()
+    thread.join()
+    num_tiles = int(progress.max())
+    assert 8 <= num_tiles < NUM_TILES
+    assert num_tiles % PARAMS.poll_every == 0, "it stopped between two looks"
+    assert not output.any()
