@@ -18,7 +18,7 @@ FORMATTED := $(wildcard $(addsuffix /*.[ch],csrc tests/c tests/native disconnect
 STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
 	-Wstrict-prototypes -Wmissing-prototypes -Werror -Idisconnect_watch/include
 
-.PHONY: serve test test-py test-all test-c test-programs matrix matrix-proxies stress-core sanitize tsan valgrind fuzz mutants \
+.PHONY: serve test test-py test-all test-c test-programs matrix matrix-proxies matrix-clients stress-core sanitize tsan valgrind fuzz mutants \
 	lint types fmt build dev bench bench-quick test-core test-pythons wheel ci clean
 
 serve: $(VENV)/.serve
@@ -42,6 +42,10 @@ matrix: $(VENV)/.dev
 # Each way to leave a real proxy, and what the server behind it hears of it.
 matrix-proxies: $(VENV)/.dev
 	$(BIN)/python -m tests.proxies --write
+
+# Each way in which real clients leave, and what the server hears of it.
+matrix-clients: $(VENV)/.dev
+	$(BIN)/python -m tests.clients --write
 
 # The proxies and clients without which tests are skipped; apt-get, as root.
 test-programs:

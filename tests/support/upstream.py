@@ -5,6 +5,7 @@ What it answers is the first name of the path:
     /wait/NAME     nothing, until it may finish
     /half/NAME     the head and half of a body of known length, then as above
     /stream/NAME   an event stream, an event each ``TICK`` seconds until it may finish
+    /page          an empty page, at once
 
 ``/v1/chat/completions`` and ``/v2/models/NAME/infer`` answer in the words of their
 protocols: a stream where the request's JSON asks for one, else like ``/wait``.
@@ -122,11 +123,9 @@ class Upstream:
             call.body += message.get("body", b"")
             if not message.get("more_body"):
                 break
+        is_whole = False
         try:
             is_whole = await _Answer(call, send).give()
-        except asyncio.CancelledError:
-            is_whole = False
-            raise
         finally:
             call.outcome = "whole" if is_whole else "stopped"
 
@@ -141,6 +140,9 @@ class _Answer:
     async def give(self) -> bool:
         """Whether all of it went out."""
         kind = self._call.path.split("/")[1]
+        if kind == "page":
+            self._call.may_finish.set()
+            return await self._plain(b"<!doctype html>", media_type="text/html")
         if kind == "stream":
             return await self._stream(_EVENT, _LAST_EVENT)
         if kind == "half":
@@ -205,8 +207,6 @@ class _Answer:
         return not self._call.token.cancelled
 
     async def _start(self, headers: list[tuple[bytes, bytes]]) -> None:
-        # A browser's page from elsewhere may read the answer.
-        headers = [*headers, (b"access-control-allow-origin", b"*")]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _piece(self, body: bytes, *, is_last: bool = False) -> None:
