@@ -14,7 +14,7 @@ from enum import StrEnum
 from disconnect_watch.testing.child import hand_to_child
 from disconnect_watch.testing.vanish import vanish
 
-__all__ = ["Way", "default_ways", "part", "parting_bytes", "why_not"]
+__all__ = ["Way", "default_ways", "notify", "part", "parting_bytes", "why_not"]
 
 _PATIENCE = 10.0
 
@@ -123,7 +123,11 @@ def part(sock: socket.socket, way: Way) -> None:
             child.kill()
             child.wait()
         case Way.CLOSE_NOTIFY:
-            _notify(sock)
+            if hasattr(socket, "TCP_CORK") and sock.family != socket.AF_UNIX:
+                # In one segment with the FIN, or the server's answer to the alert could meet
+                # an open socket.
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+            notify(sock)
             sock.close()
         case Way.VANISH:
             vanish(sock)
@@ -146,12 +150,9 @@ def _shut_down(sock: socket.socket) -> None:
     socket.socket.shutdown(sock, socket.SHUT_WR)
 
 
-def _notify(sock: socket.socket) -> None:
-    """Send the TLS alert without waiting for the other's."""
+def notify(sock: socket.socket) -> None:
+    """Send the TLS alert alone, and leave the socket non-blocking: the other's is not awaited."""
     assert isinstance(sock, ssl.SSLSocket)
-    # In one segment with the FIN, or the server's answer could meet an open socket.
-    if hasattr(socket, "TCP_CORK") and sock.family != socket.AF_UNIX:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
     sock.setblocking(False)
     with contextlib.suppress(ssl.SSLWantReadError):
         sock.unwrap()

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+from disconnect_watch.testing.ways import Way, notify, part
 from tests.support.net import reset
 from tests.support.tls import client_context, server_context
 
@@ -198,20 +199,11 @@ def _await_bytes_then(leave: Callable[[Client], None]) -> Callable[[Client], Non
 
 
 def _notify(client: Client) -> None:
-    """The TLS alert alone, without waiting for the other's, as curl does."""
-    assert isinstance(client.sock, ssl.SSLSocket)
-    client.sock.setblocking(False)
-    try:
-        client.sock.unwrap()
-    except ssl.SSLWantReadError:
-        return
+    notify(client.sock)
 
 
 def _notify_and_close(client: Client) -> None:
-    # In one segment, or the server's answer could meet a socket that is still open.
-    client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
-    _notify(client)
-    client.close()
+    part(client.sock, Way.CLOSE_NOTIFY)
 
 
 def _die(client: Client) -> None:

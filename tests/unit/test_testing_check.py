@@ -106,6 +106,19 @@ def test_only_the_ways_that_went_unnoticed_are_blamed() -> None:
     assert "noticed: rst after" in str(caught.value)
 
 
+def test_pipelined_request_is_tried_last_whatever_the_order_given(watched: Served) -> None:
+    # A server may begin it, and its cancel would count for the way that comes next.
+    noticed = assert_cancels(
+        watched,
+        REQUEST,
+        started=lambda: watched.num_begun,
+        cancelled=lambda: watched.num_cancelled,
+        within=10,
+        ways=["behind_request", "fin", "fin"],
+    )
+    assert list(noticed) == [Way.FIN, Way.BEHIND_REQUEST]
+
+
 @pytest.mark.slow
 def test_client_that_vanishes_is_noticed_by_who_looks_for_it() -> None:
     served = Served()

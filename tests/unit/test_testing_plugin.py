@@ -2,7 +2,10 @@
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+
+import pytest_disconnect_watch
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,6 +63,12 @@ def test_fixtures_work_and_a_left_connection_is_an_error(tmp_path: Path) -> None
     assert "3 passed, 1 error" in done.stdout, done.stdout
     assert "left in the watcher: 1 connections, 0 armed watches" in done.stdout
     assert "ERROR test_it.py::test_that_leaves_a_connection_attached" in done.stdout
+
+
+def test_entry_point_is_named_as_its_module() -> None:
+    # With another name `-p pytest_disconnect_watch` would register the module twice.
+    entries = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert entries["pytest11"] == {pytest_disconnect_watch.__name__: "pytest_disconnect_watch"}
 
 
 def test_plugin_that_is_not_used_loads_nothing_of_the_package(tmp_path: Path) -> None:
