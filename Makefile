@@ -102,7 +102,7 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(BIN)/mypy disconnect_watch pytest_disconnect_watch.py tests bench
-	$(BIN)/python -m mypy.stubtest disconnect_watch._core
+	$(BIN)/python -m mypy.stubtest disconnect_watch._core disconnect_watch.aio._fast
 
 fmt: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
@@ -141,7 +141,7 @@ ci: lint types test sanitize tsan
 
 clean:
 	rm -rf $(VENV) .venv-3.* build dist *.egg-info tests/c/build disconnect_watch/_core.c \
-		disconnect_watch/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
+		disconnect_watch/aio/_fast.c disconnect_watch/*.so disconnect_watch/aio/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # The venv, with a word on what a bare system lacks.
 $(BIN)/python:

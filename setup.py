@@ -1,4 +1,4 @@
-"""The extension module; everything else is in pyproject.toml.
+"""The two extension modules; everything else is in pyproject.toml.
 
 Environment switches, all off by default:
     DISCONNECT_WATCH_DEBUG=1        asserts on, sync points compiled in
@@ -57,6 +57,7 @@ HEADERS = [
     "csrc/dw_thread.h",
     "csrc/dw_watch.h",
     "csrc/dw_watcher.h",
+    "disconnect_watch/_core.pxd",
     "disconnect_watch/_dw.pxd",
 ]
 
@@ -86,19 +87,26 @@ limited_api = is_on("LIMITED_API")
 if limited_api:
     macros.append(("Py_LIMITED_API", "0x030B0000"))
 
+
+def extension(name: str, *sources: str) -> Extension:
+    return Extension(
+        f"disconnect_watch.{name}",
+        sources=list(sources),
+        depends=HEADERS,
+        include_dirs=["csrc", "disconnect_watch/include"],
+        define_macros=macros,
+        extra_compile_args=compile_args,
+        extra_link_args=link_args,
+        py_limited_api=limited_api,
+    )
+
+
 setup(
     ext_modules=cythonize(
         [
-            Extension(
-                "disconnect_watch._core",
-                sources=["disconnect_watch/_core.pyx", *SOURCES],
-                depends=HEADERS,
-                include_dirs=["csrc", "disconnect_watch/include"],
-                define_macros=macros,
-                extra_compile_args=compile_args,
-                extra_link_args=link_args,
-                py_limited_api=limited_api,
-            )
+            extension("_core", "disconnect_watch/_core.pyx", *SOURCES),
+            # No C of ours but the declarations: it calls through _core.
+            extension("aio._fast", "disconnect_watch/aio/_fast.pyx"),
         ],
         compiler_directives=directives,
     )

@@ -5,6 +5,8 @@
 # them; their hot methods are inherited as they stand here, because a Python
 # wrapper around each would cost more than the call.
 #
+# What each class holds is declared in _core.pxd, for aio/_fast.pyx.
+#
 # The C lock protects C state, so nothing here needs the GIL for its safety;
 # calls that can block release it, the others are shorter than a release.
 #
@@ -56,8 +58,6 @@ def is_gone(int fd):
 
 
 cdef class Flags:
-    cdef _dw.dw_flags *_flags
-
     def __cinit__(self, int memfd=-1):
         if memfd >= 0:
             _check(_dw.dw_flags_map(memfd, &self._flags), "map flag table of fd", memfd)
@@ -148,10 +148,6 @@ def flag_table():
 
 @cython.no_gc_clear
 cdef class Flag:
-    cdef readonly Flags table
-    cdef _dw.dw_flag _flag
-    cdef const uint32_t *_word
-
     def __cinit__(self):
         cdef Flags table = flag_table() if _process_table is None else _process_table
         cdef int rc = _dw.dw_flag_alloc(table._flags, &self._flag)
@@ -187,6 +183,9 @@ cdef class Flag:
         if word >> 8 != self._flag.generation:
             _check(_dw.DW_ESTALE, "read flag", self._flag.slot)
         return word & 0xFF != 0
+
+    cdef bint is_set(self) noexcept:
+        return _dw.dw_flag_load(self._word) & 0xFF != 0
 
     @property
     def reason_code(self):
@@ -235,9 +234,6 @@ cdef class Flag:
 
 @cython.no_gc_clear
 cdef class Watcher:
-    cdef _dw.dw_watcher *_watcher
-    cdef readonly Flags flags
-
     def __cinit__(self, Flags flags not None, str poller, bint is_loop_driven):
         cdef bytes name = b"" if poller is None else poller.encode()
         cdef const char *c_name = NULL
@@ -292,9 +288,6 @@ cdef class Watcher:
 
 @cython.no_gc_clear
 cdef class Mailbox:
-    cdef _dw.dw_mailbox *_mailbox
-    cdef readonly Watcher watcher
-
     def __cinit__(self, Watcher watcher not None):
         self.watcher = watcher
         _check(_dw.dw_mailbox_create(watcher._watcher, &self._mailbox), "create a mailbox")
@@ -334,10 +327,6 @@ cdef class Mailbox:
 
 @cython.no_gc_clear
 cdef class Connection:
-    cdef readonly Watcher watcher
-    cdef _dw.dw_conn_id _conn
-    cdef readonly int fd
-
     def __cinit__(self, Watcher watcher not None, int fd):
         self.watcher = watcher
         self.fd = fd
@@ -374,26 +363,35 @@ cdef class Connection:
 
         Threads: any.
         """
+        cdef uint32_t watch_id = 0
+        cdef int rc = self.arm_code(token, mask, mailbox, cookie, &watch_id)
+        # Asked here first: the funnel's arguments cost as much as the call itself.
+        if rc < 0:
+            if rc == _dw.DW_EINVAL:
+                raise ValueError("arm: the token is of another flag table than the watcher")
+            if mailbox is not None and mailbox._mailbox == NULL:
+                _check(rc, "arm with a mailbox")
+            _check(rc, "arm on fd", self.fd)
+        return watch_id
+
+    cdef int arm_code(
+        self, Flag token, uint32_t mask, Mailbox mailbox, uint64_t cookie, uint32_t *watch_id
+    ) noexcept:
         cdef _dw.dw_flag flag
         cdef _dw.dw_mailbox *box = NULL
-        cdef _dw.dw_watch_id watch_id = 0
         flag.slot = 0
         flag.generation = 0
         if token is not None:
             if token.table is not self.watcher.flags:
-                raise ValueError("arm: the token is of another flag table than the watcher")
+                return _dw.DW_EINVAL
             flag = token._flag
         if mailbox is not None:
             box = mailbox._mailbox
             if box == NULL:
-                _check(_dw.DW_ECLOSED, "arm with a mailbox")
-        # Asked here first: the funnel's arguments cost as much as the call itself.
-        cdef int rc = _dw.dw_watcher_arm(
-            self.watcher._watcher, self._conn, flag, mask, box, cookie, &watch_id
+                return _dw.DW_ECLOSED
+        return _dw.dw_watcher_arm(
+            self.watcher._watcher, self._conn, flag, mask, box, cookie, watch_id
         )
-        if rc < 0:
-            _check(rc, "arm on fd", self.fd)
-        return watch_id
 
     def disarm(self, uint32_t watch_id):
         """End the watch; after it neither flag nor mailbox hears of it.
@@ -406,10 +404,13 @@ cdef class Connection:
 
         Threads: any.
         """
-        cdef int rc = _dw.dw_watcher_disarm(self.watcher._watcher, self._conn, watch_id)
+        cdef int rc = self.disarm_code(watch_id)
         if rc < 0:
             _check(rc, "disarm watch", watch_id)
         return rc == 1
+
+    cdef int disarm_code(self, uint32_t watch_id) noexcept:
+        return _dw.dw_watcher_disarm(self.watcher._watcher, self._conn, watch_id)
 
     def lost_code(self, int reason):
         return _check(
@@ -451,10 +452,10 @@ cdef class Connection:
 
     @property
     def reason_code(self):
-        return _check(
-            _dw.dw_watcher_reason(self.watcher._watcher, self._conn),
-            "read connection of fd", self.fd,
-        )
+        return _check(self.reason_now(), "read connection of fd", self.fd)
+
+    cdef int reason_now(self) noexcept:
+        return _dw.dw_watcher_reason(self.watcher._watcher, self._conn)
 
     def set_vanish_ms(self, uint32_t after_ms):
         _check(

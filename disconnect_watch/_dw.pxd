@@ -7,6 +7,7 @@ from disconnect_watch.native cimport (
     DW_ECLOSED,
     DW_EFORKED,
     DW_EINTR,
+    DW_EINVAL,
     DW_ENOTSOCK,
     DW_ESTALE,
     DW_ETIMEDOUT,

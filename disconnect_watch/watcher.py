@@ -421,6 +421,14 @@ def default_watcher() -> Watcher:
         return _default
 
 
+def is_default(watcher: Watcher) -> bool:
+    """Whether that is the process-wide watcher, which this makes none of.
+
+    Once it is, it stays so until it is closed or forked away, when it takes no watch.
+    """
+    return watcher is _default
+
+
 def attach(sock: HasFileno | int, *, vanish_after: float | None = None) -> Connection:
     """Watch a connection with the process-wide watcher; see ``Watcher.attach``."""
     return default_watcher().attach(sock, vanish_after=vanish_after)

@@ -54,7 +54,7 @@ class Mutant:
     @property
     def is_native(self) -> bool:
         """Whether Python's tests need another extension module."""
-        return self.file.startswith("csrc/")
+        return self.file.startswith("csrc/") or self.file.endswith(".pyx")
 
 
 def load() -> list[Mutant]:

@@ -31,13 +31,14 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from disconnect_watch.aio._fast import KNOWN, Attached, Block
 from disconnect_watch.aio._mailbox import LoopMailbox
-from disconnect_watch.aio._optins import FlowTransport, OptIns
+from disconnect_watch.aio._optins import OptIns
 from disconnect_watch.aio._policy import Policy
 from disconnect_watch.aio._slotted import follow_slotted
 from disconnect_watch.errors import ClosedError, UnsupportedSocketError
-from disconnect_watch.token import CancelToken, Reason
-from disconnect_watch.watcher import Connection, Watcher, default_watcher, is_gone
+from disconnect_watch.token import Reason
+from disconnect_watch.watcher import Connection, Watcher, default_watcher, is_default, is_gone
 
 __all__ = [
     "LoopConnection",
@@ -47,21 +48,7 @@ __all__ = [
     "reason_of_error",
 ]
 
-#: Under this attribute a protocol holds the connection that hears from it.
-_KNOWN = "_disconnect_watch_connection"
-
 _SILENT_PEER = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
-
-
-class Block(Protocol):
-    """A block of code that is cancelled when the peer leaves."""
-
-    task: asyncio.Task[Any] | None
-
-    @property
-    def was_cancelled(self) -> bool: ...
-
-    def on_leave(self, reason: Reason, at_ns: int) -> None: ...
 
 
 class Handler(Protocol):
@@ -72,7 +59,7 @@ class Handler(Protocol):
     def block_ended(self, block: Block) -> None: ...
 
 
-class LoopConnection:
+class LoopConnection(Attached):
     """An attached connection, its owner, and who on this loop watches it.
 
     Args:
@@ -84,26 +71,13 @@ class LoopConnection:
     """
 
     def __init__(self, mailbox: LoopMailbox, fd: int, conn: Connection | None = None) -> None:
-        self.mailbox = mailbox
-        self.conn: Connection = conn or mailbox.watcher.attach(fd)
+        conn = conn or mailbox.watcher.attach(fd)
         # The poller tells of what was before, too, but only in a moment: a token armed
         # on a client that is gone must be fired before any work starts.
         gone = is_gone(fd)
         if gone is not None:
-            self.conn.lost(gone)
-        self.transport: asyncio.Transport | None = None
-        self.protocol: asyncio.BaseProtocol | None = None
-        self.is_followed = False
-        self.is_served = False
-        self.has_peer_left = False
-        self.handler: Handler | None = None
-        self._blocks: list[Block] = []
-        self._num_pauses = 0
-        self._holds_pause = False
-        self._paused_reader: Any = None
-        self._optins: OptIns | None = None
-        self._is_tls = False
-        self._is_pipe = False
+            conn.lost(gone)
+        self._join(mailbox, conn, is_default(mailbox.watcher))
         self._was_closed = False
         self._unshadow: Callable[[], object] | None = None
         self._shadowed_closes: list[tuple[dict[str, Any], Callable[[], None]]] = []
@@ -115,9 +89,9 @@ class LoopConnection:
         self.protocol = protocol
         self.is_followed = self.is_served = True
         attributes: dict[str, Any] = vars(protocol)
-        attributes[_KNOWN] = self
+        attributes[KNOWN] = self
         # Kept longer it would keep the mailbox, and so its fd, as long as the protocol.
-        self._unshadow = lambda: attributes.pop(_KNOWN, None)
+        self._unshadow = lambda: attributes.pop(KNOWN, None)
 
     def share(self, transport: asyncio.Transport, protocol: asyncio.BaseProtocol) -> None:
         """Belong to a protocol that is known to have attached the connection for itself.
@@ -191,12 +165,6 @@ class LoopConnection:
         """Whether this is that transport's connection, and not one that had its fd before."""
         return self.transport is None or self.transport is transport or self.protocol is protocol
 
-    def arm(self, block: Block, token: CancelToken | None, mask: int) -> int:
-        """Watch for ``block``; its partner is ``leave``."""
-        watch_id = self.mailbox.arm(self.conn, token, block.on_leave, mask=mask)
-        self._blocks.append(block)
-        return watch_id
-
     def opt_in(self, user: object, policy: Policy) -> None:
         """Do what ``policy`` asks of the connection; its partner is ``opt_out``."""
         if policy.is_plain:
@@ -204,24 +172,13 @@ class LoopConnection:
         if self._optins is None:
             self._optins = OptIns(self.mailbox, self.conn)
         transport = self.transport
-        reader = None if transport is None else _stream_reader(self.protocol, transport)
+        reader = self.stream_reader()
         self._optins.add(user, policy, transport, reader)
 
     def opt_out(self, user: object) -> None:
         """Undo what ``user`` alone asked for."""
         if self._optins is not None:
             self._optins.remove(user)
-
-    def leave(self, block: Block, watch_id: int) -> None:
-        """End the watch of ``block``; the last one detaches what is not followed."""
-        self._blocks.remove(block)
-        if self._optins is not None:
-            self._optins.remove(block)
-        self.mailbox.disarm(self.conn, watch_id)
-        if self.handler is not None:
-            self.handler.block_ended(block)
-        if not self._blocks and not self.is_followed:
-            self.detach()
 
     def is_watched_by(self, task: asyncio.Task[Any]) -> bool:
         """Whether ``task`` is inside a block that watches this connection."""
@@ -281,50 +238,7 @@ class LoopConnection:
             if attributes.get("close") is close:
                 del attributes["close"]
         self._shadowed_closes.clear()
-        self.transport = self.protocol = None
-
-    def pause(self) -> None:
-        """Leave what the peer sends in the kernel; its partner is ``resume``."""
-        self._num_pauses += 1
-        if self._is_pipe:
-            return  # it only writes
-        self._pause_transport()
-        if self._optins is not None and (self.transport is None or not _is_reading(self.transport)):
-            self._optins.unblind()
-
-    def _pause_transport(self) -> None:
-        transport = self.transport
-        if transport is None or transport.is_closing() or not _is_reading(transport):
-            return
-        if self.conn.reason is Reason.FIN:
-            # Nothing comes any more, and asyncio, which goes on saying is_reading, would
-            # on resuming report the same end of stream to its protocol again.
-            return
-        transport.pause_reading()
-        self._holds_pause = True
-        self._paused_reader = reader = _stream_reader(self.protocol, transport)
-        if reader is not None:
-            # The reader's own flow control must know, or a body that reads more of
-            # its request would wait for bytes that nobody lets in.
-            reader._paused = True
-
-    def resume(self) -> None:
-        """Read again, where the pause was ours and the owner's flow control agrees."""
-        self._num_pauses -= 1
-        if self._num_pauses or not self._holds_pause:
-            return
-        self._holds_pause = False
-        reader, self._paused_reader = self._paused_reader, None
-        transport = self.transport
-        if transport is None or transport.is_closing():
-            return
-        if reader is None or reader._transport is not transport:
-            # Another may control the flow by now, or the same through its FlowTransport.
-            reader = _stream_reader(self.protocol, transport)
-        if reader is not None:
-            reader._maybe_resume_transport()
-        elif not _is_reading(transport):
-            transport.resume_reading()
+        self.forget_transport()
 
 
 def connection_known_to(
@@ -339,7 +253,7 @@ def connection_known_to(
         watcher: None for the process-wide one, and for whichever serves the transport.
     """
     protocol = transport.get_protocol()
-    known: LoopConnection | None = getattr(protocol, _KNOWN, None)
+    known: LoopConnection | None = getattr(protocol, KNOWN, None)
     if known is None or not known.conn.is_attached:
         return None
     if known.is_served and watcher is None:
@@ -404,7 +318,7 @@ def _shadow(
     """
     attributes: dict[str, Any] | None = getattr(protocol, "__dict__", None)
     if attributes is None:
-        return follow_slotted(connection, protocol, _KNOWN)
+        return follow_slotted(connection, protocol, KNOWN)
     own_connection_lost = protocol.connection_lost
     own_eof_received: Callable[[], bool | None] | None = getattr(protocol, "eof_received", None)
 
@@ -417,7 +331,7 @@ def _shadow(
         assert own_eof_received is not None
         return own_eof_received()
 
-    shadows: dict[str, Any] = {"connection_lost": connection_lost, _KNOWN: connection}
+    shadows: dict[str, Any] = {"connection_lost": connection_lost, KNOWN: connection}
     if own_eof_received is not None:
         shadows["eof_received"] = eof_received
     shadowed = {name: attributes[name] for name in shadows if name in attributes}
@@ -432,26 +346,3 @@ def _shadow(
                     attributes[name] = shadowed[name]
 
     return unshadow
-
-
-def _is_reading(transport: asyncio.Transport) -> bool:
-    try:
-        return transport.is_reading()
-    except NotImplementedError:
-        return False
-
-
-def _stream_reader(protocol: asyncio.BaseProtocol | None, transport: asyncio.Transport) -> Any:
-    """The StreamReader that controls the flow of ``transport``, if one does.
-
-    After ``start_tls`` Python 3.11's goes on controlling the transport below. The
-    names are private to asyncio and the same in 3.11 to 3.14; ``test_watch.py``
-    fails where they change.
-    """
-    reader = getattr(protocol, "_stream_reader", None)
-    controlled = getattr(reader, "_transport", None)
-    if isinstance(controlled, FlowTransport):
-        controlled = controlled.transport
-    if controlled is not transport or not hasattr(reader, "_paused"):
-        return None
-    return reader

@@ -21,6 +21,7 @@ from disconnect_watch.watcher import MASK_ANY, Connection, Mailbox, Watcher, def
 
 if TYPE_CHECKING:
     from disconnect_watch.aio._connection import LoopConnection
+    from disconnect_watch.aio._watch import Watch
 
 __all__ = ["LoopMailbox", "loop_mailbox"]
 
@@ -50,6 +51,10 @@ class LoopMailbox:
         self.held: set[LoopConnection] = set()
         #: By the id of a connection, which is valid while the value holds it, and the watch.
         self._entries: dict[tuple[int, int], tuple[Connection, OnLeave]] = {}
+        #: By their ids: those that keep an account of their blocks by themselves.
+        self.attached: weakref.WeakValueDictionary[int, LoopConnection] = (
+            weakref.WeakValueDictionary()
+        )
         self._delivered: set[tuple[int, int]] = set()
         #: By the id of a connection, likewise.
         self._listeners: dict[int, tuple[Connection, OnFired]] = {}
@@ -176,15 +181,27 @@ class LoopMailbox:
         batch = []
         for cookie, code, at_ns, watch_id in codes:
             key = cookie, watch_id
-            found = self._entries.get(key), self._listeners.get(cookie)
-            batch.append((key, *found, REASONS[code - 1], at_ns))
-        for key, entry, listener, reason, at_ns in batch:
+            batch.append((key, self._found(key), REASONS[code - 1], at_ns))
+        for key, found, reason, at_ns in batch:
             # What is called may disarm others of the batch, or forget them.
-            if entry is not None and self._entries.get(key) is entry:
+            if found is None or self._found(key) is not found:
+                continue
+            if not isinstance(found, tuple):
+                self._call(found.on_leave, reason, at_ns)
+            elif key in self._entries:
                 self._delivered.add(key)
-                self._call(entry[1], reason, at_ns)
-            elif listener is not None and self._listeners.get(key[0]) is listener:
-                self._call(listener[1], reason, at_ns, key[1])
+                self._call(found[1], reason, at_ns)
+            else:
+                self._call(found[1], reason, at_ns, key[1])
+
+    def _found(
+        self, key: tuple[int, int]
+    ) -> "Watch | tuple[Connection, Callable[..., object]] | None":
+        """Who is to hear of a watch, by its cookie and id."""
+        connection = self.attached.get(key[0])
+        if connection is not None:
+            return connection.armed(key[1])
+        return self._entries.get(key) or self._listeners.get(key[0])
 
     def _call(self, function: Callable[..., object], reason: Reason, *details: int) -> None:
         try:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from disconnect_watch.watcher import MASK_ANY, MASK_GONE, vanish_ms
 
-__all__ = ["Grace", "HalfClose", "OnDisconnect", "Policy", "Probe", "grace", "policy"]
+__all__ = ["PLAIN", "Grace", "HalfClose", "OnDisconnect", "Policy", "Probe", "grace", "policy"]
 
 HalfClose = Literal["disconnect", "probe", "ignore"]
 
@@ -69,7 +69,8 @@ class Policy:
         object.__setattr__(self, "is_plain", not asks)
 
 
-_DEFAULT = Policy("disconnect", None, None, None, 0.0)
+#: What nobody asked to be otherwise.
+PLAIN = Policy("disconnect", None, None, None, 0.0)
 
 
 def policy(
@@ -85,10 +86,6 @@ def policy(
     Raises:
         ValueError: a value that is none of those allowed.
     """
-    if (half_close, on_disconnect) == ("disconnect", "cancel") and not (
-        probe or vanish_after is not None or unblind is not None
-    ):
-        return _DEFAULT
     if half_close not in ("disconnect", "probe", "ignore"):
         raise ValueError(f"half_close {half_close!r}: must be 'disconnect', 'probe' or 'ignore'")
     if probe is not None and half_close != "probe":

@@ -21,7 +21,8 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, cast
 
-from disconnect_watch.aio._connection import Block, LoopConnection
+from disconnect_watch.aio._connection import LoopConnection
+from disconnect_watch.aio._fast import Block
 from disconnect_watch.aio._mailbox import loop_mailbox
 from disconnect_watch.aio._policy import HalfClose, OnDisconnect, Policy, Probe, policy
 from disconnect_watch.errors import ClientDisconnected, DisconnectWatchError

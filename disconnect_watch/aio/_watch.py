@@ -13,8 +13,7 @@ first ``await`` *after* a block that has none left.
 
 import asyncio
 import time
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import cast
 
 from disconnect_watch.aio._connection import (
     LoopConnection,
@@ -23,8 +22,9 @@ from disconnect_watch.aio._connection import (
     connection_of_transport,
     reason_of_error,
 )
+from disconnect_watch.aio._fast import Block
 from disconnect_watch.aio._mailbox import loop_mailbox
-from disconnect_watch.aio._policy import HalfClose, OnDisconnect, Policy, Probe, policy
+from disconnect_watch.aio._policy import PLAIN, HalfClose, OnDisconnect, Probe, policy
 from disconnect_watch.errors import ClientDisconnected, UnsupportedSocketError
 from disconnect_watch.token import CancelToken, Reason
 from disconnect_watch.watcher import HasFileno, Watcher, fd_of
@@ -93,6 +93,14 @@ def watch(
 
     Threads: inside a task of a running loop.
     """
+    if (
+        half_close == "disconnect"
+        and probe is None
+        and vanish_after is None
+        and unblind is None
+        and on_disconnect == "cancel"
+    ):
+        return Watch(target, PLAIN, pause_reading, watcher)
     checked = policy(
         half_close=half_close,
         probe=probe,
@@ -103,42 +111,10 @@ def watch(
     return Watch(target, checked, pause_reading, watcher)
 
 
-class Watch:
+class Watch(Block):
     """What ``watch`` returns."""
 
-    __slots__ = (
-        "_cancels_before",
-        "_connection",
-        "_is_pausing",
-        "_left",
-        "_pause_reading",
-        "_policy",
-        "_soon",
-        "_target",
-        "_token",
-        "_watch_id",
-        "_watcher",
-        "task",
-        "was_cancelled",
-    )
-
-    def __init__(
-        self, target: Target, policy: Policy, pause_reading: bool, watcher: Watcher | None
-    ) -> None:
-        self.task: asyncio.Task[Any] | None = None
-        self.was_cancelled = False
-        self._target = target
-        self._policy = policy
-        self._pause_reading = pause_reading
-        self._watcher = watcher
-        self._token = CancelToken()
-        self._connection: LoopConnection | None = None
-        self._watch_id = 0
-        self._is_pausing = False
-        self._cancels_before = 0
-        #: The cancel that is due: at the loop's next turn, or at the end of the grace.
-        self._soon: asyncio.Handle | None = None
-        self._left: tuple[Reason, int] | None = None
+    __slots__ = ()
 
     @property
     def token(self) -> CancelToken:
@@ -158,21 +134,6 @@ class Watch:
         """
         return self._left is not None
 
-    async def __aenter__(self) -> Self:
-        if self.task is not None:
-            raise RuntimeError("a watch was entered twice: make one for each block")
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("watch must be entered inside a task")
-        self.task = task
-        self._cancels_before = task.cancelling()
-        try:
-            self._enter()
-        except BaseException:
-            self._exit()
-            raise
-        return self
-
     def _enter(self) -> None:
         target = self._target
         if hasattr(target, "get_extra_info"):
@@ -191,7 +152,7 @@ class Watch:
                 f"got {type(target).__name__}"
             )
         token = None if self._policy.grace else self._token
-        self._watch_id = connection.arm(self, token, self._policy.mask)
+        connection.arm(self, token, self._policy.mask)
         self._connection = connection
         connection.opt_in(self, self._policy)
         reason = self._token.reason
@@ -200,11 +161,14 @@ class Watch:
             if reason is Reason.FIN and self._policy.half_close != "disconnect":
                 reason = None
         if reason is not None:
-            # Between the flag's CAS and its timestamp the time reads as 0.
-            self.on_leave(reason, self._token.cancelled_at_ns or time.monotonic_ns())
+            self._left_before(reason)
         elif self._pause_reading:
             self._is_pausing = True
             connection.pause()
+
+    def _left_before(self, reason: Reason) -> None:
+        # Between the flag's CAS and its timestamp the time reads as 0.
+        self.on_leave(reason, self._token.cancelled_at_ns or time.monotonic_ns())
 
     def _connection_of(self, transport: asyncio.Transport) -> LoopConnection:
         known = connection_known_to(transport, self._watcher)
@@ -260,30 +224,14 @@ class Watch:
         self.was_cancelled = True
         self.task.cancel()
 
-    def _exit(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            if self._is_pausing:
-                connection.resume()
-            connection.leave(self, self._watch_id)
-        if self._soon is not None:
-            self._soon.cancel()
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._exit()
-        if not self.was_cancelled:
-            return
+    async def _end(self, error: BaseException | None) -> None:
+        """The end of a block that was cancelled."""
         assert self.task is not None
         assert self._left is not None
         is_ours_alone = self.task.uncancel() <= self._cancels_before
-        if is_ours_alone and isinstance(exc, asyncio.CancelledError):
+        if is_ours_alone and isinstance(error, asyncio.CancelledError):
             reason, at_ns = self._left
-            raise ClientDisconnected(reason, at_ns / 1e9) from exc
+            raise ClientDisconnected(reason, at_ns / 1e9) from error
 
 
 def _reason_of_closed(target: object) -> Reason:

@@ -4,11 +4,13 @@ import ast
 import importlib
 import inspect
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import disconnect_watch as dw
 from disconnect_watch import _core
+from disconnect_watch.aio import _fast
 
 PACKAGE = Path(dw.__file__).parent
 
@@ -79,13 +81,17 @@ def test_public_module_has_a_docstring_and_says_what_it_exports(path: Path) -> N
     assert "__all__" in assigned or path.name.startswith("_"), f"{path} has no __all__"
 
 
-def test_stub_names_what_the_binding_has() -> None:
-    stub = ast.parse((PACKAGE / "_core.pyi").read_text())
+@pytest.mark.parametrize("compiled", [_core, _fast], ids=lambda module: str(module.__name__))
+def test_stub_names_what_the_compiled_module_has(compiled: ModuleType) -> None:
+    name = compiled.__name__.removeprefix("disconnect_watch.")
+    stub = ast.parse((PACKAGE / f"{name.replace('.', '/')}.pyi").read_text())
     declared: dict[str, set[str] | None] = {}
     for node in stub.body:
         if isinstance(node, ast.ClassDef):
             declared[node.name] = {
-                member.name for member in node.body if isinstance(member, ast.FunctionDef)
+                member.name if isinstance(member, ast.FunctionDef) else ast.unparse(member.target)
+                for member in node.body
+                if isinstance(member, ast.FunctionDef | ast.AnnAssign)
             }
         elif isinstance(node, ast.FunctionDef):
             declared[node.name] = None
@@ -93,13 +99,14 @@ def test_stub_names_what_the_binding_has() -> None:
             declared[node.target.id] = None
     own = {
         name
-        for name, value in vars(_core).items()
+        for name, value in vars(compiled).items()
         if not name.startswith("_")
-        and getattr(value, "__module__", _core.__name__) == _core.__name__
+        and not isinstance(value, ModuleType)
+        and getattr(value, "__module__", compiled.__name__) == compiled.__name__
     }
     assert set(declared) == own
     for name, members in declared.items():
         if members is None:
             continue
-        actual = {member for member in vars(getattr(_core, name)) if not member.startswith("_")}
-        assert members - {"__new__"} == actual, name
+        actual = {member for member in vars(getattr(compiled, name)) if not member.startswith("_")}
+        assert {member for member in members if not member.startswith("_")} == actual, name

@@ -1,0 +1,402 @@
+# cython: language_level=3, auto_pickle=False, autotestdict=False
+# The short way through a watch: what a block costs that no leaving client disturbs.
+#
+# Block and Attached are the bases of Watch (_watch.py) and LoopConnection
+# (_connection.py), which document them and hold whatever lies off that way: a
+# connection's first watch, opt-ins, grace, and all that happens once a client leaves.
+#
+# Threads: the loop's own only.
+cimport cython
+from cpython.object cimport PyObject
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+
+from disconnect_watch._core cimport Connection, Flag, Mailbox
+
+import asyncio
+import sys
+from asyncio.selector_events import _SelectorSocketTransport
+
+from disconnect_watch import token as tokens
+from disconnect_watch.aio import _optins, _policy
+
+cdef extern from *:
+    """
+    #ifdef Py_LIMITED_API
+    #define set_next(type, next) ((void)(next))
+    #else
+    #define set_next(type, next) (((PyTypeObject *)(type))->tp_iternext = (next))
+    #endif
+    """
+    void set_next(object type, PyObject *(*next)(PyObject *) noexcept)
+    void PyErr_SetObject(PyObject *type, PyObject *value) noexcept
+    PyObject *PyExc_StopIteration
+
+# Under this attribute a protocol holds the connection that hears from it.
+KNOWN = "_disconnect_watch_connection"
+
+# As C variables they are found without a look into the module.
+cdef str KNOWN_IN_C = KNOWN
+cdef type CancelToken = tokens.CancelToken
+cdef object FlowTransport = _optins.FlowTransport
+cdef object PLAIN = _policy.PLAIN
+cdef uint32_t PLAIN_MASK = PLAIN.mask
+cdef int FIN = tokens.Reason.FIN.code
+cdef type StreamWriter = asyncio.StreamWriter
+cdef type SelectorSocketTransport = _SelectorSocketTransport
+cdef object get_running_loop = asyncio.get_running_loop
+cdef object current_task = asyncio.current_task
+# Before 3.12 current_task is written in Python, and takes a tenth of a whole watch.
+cdef dict tasks_by_loop = None
+if sys.version_info < (3, 12):
+    tasks_by_loop = asyncio.tasks._current_tasks
+
+
+@cython.final
+@cython.freelist(8)
+@cython.no_gc
+cdef class Ready:
+    # A coroutine that is over: awaiting it suspends nobody.
+    cdef object _value
+
+    def __await__(self):
+        return self
+
+    def __next__(self):
+        raise StopIteration(self._value)
+
+    def send(self, value):
+        raise StopIteration(self._value)
+
+    def throw(self, error):
+        raise error
+
+    def close(self):
+        pass
+
+
+cdef PyObject *next_of_ready(PyObject *self) noexcept:
+    # As __next__, without the traceback that costs ten times as much. With no error
+    # set, iterating ends with None.
+    cdef object value = (<Ready>self)._value
+    if value is not None:
+        PyErr_SetObject(PyExc_StopIteration, <PyObject *>value)
+    return NULL
+
+
+set_next(Ready, next_of_ready)
+
+cdef Ready DONE = Ready()
+
+
+cdef class Block:
+    cdef public object task
+    cdef public bint was_cancelled
+    cdef readonly object _target
+    cdef readonly object _policy
+    cdef readonly bint _pause_reading
+    cdef readonly object _watcher
+    cdef readonly Flag _token
+    cdef public Attached _connection
+    cdef public bint _is_pausing
+    cdef readonly int _cancels_before
+    # The cancel that is due: at the loop's next turn, or at the end of the grace.
+    cdef public object _soon
+    cdef public object _left
+    cdef readonly uint32_t watch_id
+
+    def __cinit__(self, target, policy, bint pause_reading, watcher):
+        self._target = target
+        self._policy = policy
+        self._pause_reading = pause_reading
+        self._watcher = watcher
+        self._token = CancelToken.__new__(CancelToken)
+
+    def __aenter__(self):
+        if self.task is not None:
+            raise RuntimeError("a watch was entered twice: make one for each block")
+        cdef object task
+        if tasks_by_loop is None:
+            task = current_task()
+        else:
+            task = tasks_by_loop.get(get_running_loop())
+        if task is None:
+            raise RuntimeError("watch must be entered inside a task")
+        self.task = task
+        self._cancels_before = task.cancelling()
+        try:
+            if not self._enter_shortly():
+                self._enter()
+        except BaseException:
+            self._exit()
+            raise
+        cdef Ready entered = Ready.__new__(Ready)
+        entered._value = self
+        return entered
+
+    cdef bint _enter_shortly(self) except -1:
+        # False, and nothing done, where the long way must be gone.
+        cdef object policy = self._policy
+        cdef object target = self._target
+        cdef uint32_t mask = PLAIN_MASK
+        if policy is not PLAIN:
+            if not policy.is_plain or policy.grace:
+                return False
+            mask = policy.mask
+        cdef bint is_stream = type(target) is StreamWriter
+        cdef object transport = target._transport if is_stream else target
+        cdef object protocol
+        try:
+            protocol = transport.get_protocol()
+        except AttributeError:  # no transport
+            return False
+        cdef Attached connection = getattr(protocol, KNOWN_IN_C, None)
+        if connection is None:
+            return False
+        if not connection._is_shortcut(transport, protocol, self._watcher):
+            return False
+        if is_stream and connection._is_tls or transport.is_closing():
+            return False
+        cdef int rc = connection.conn.arm_code(
+            self._token, mask, connection._box, connection._cookie, &self.watch_id
+        )
+        if rc < 0:
+            return False
+        connection._blocks.append(self)
+        self._connection = connection
+        if self._token.is_set():
+            self._left_before(self._token.reason)
+        elif self._pause_reading:
+            self._is_pausing = True
+            connection._pause(transport)
+        return True
+
+    def _exit(self):
+        cdef Attached connection = self._connection
+        self._connection = None
+        if connection is not None:
+            if self._is_pausing:
+                connection._resume()
+            connection._leave(self)
+        if self._soon is not None:
+            self._soon.cancel()
+
+    def __aexit__(self, exc_type, exc, traceback):
+        self._exit()
+        return self._end(exc) if self.was_cancelled else DONE
+
+
+cdef class Attached:
+    cdef public object mailbox
+    cdef public Connection conn
+    cdef public object transport
+    cdef public object protocol
+    cdef public bint is_followed
+    cdef public bint is_served
+    cdef public bint has_peer_left
+    cdef public object handler
+    cdef readonly list _blocks
+    cdef public object _optins
+    cdef public bint _is_tls
+    cdef public bint _is_pipe
+    cdef Mailbox _box
+    cdef uint64_t _cookie
+    cdef bint _is_default
+    cdef int _num_pauses
+    cdef bint _holds_pause
+    cdef object _paused_reader
+    cdef Hold _hold
+
+    def __cinit__(self, *args):
+        self._blocks = []
+        self._hold = Hold()
+
+    def _join(self, mailbox, Connection conn, bint is_default):
+        self.mailbox = mailbox
+        self.conn = conn
+        self._box = mailbox.core
+        # As the mailbox finds it again, when a block is to hear that its client left.
+        self._cookie = <uintptr_t><PyObject *>self
+        mailbox.attached[self._cookie] = self
+        self._is_default = is_default
+
+    cdef bint _is_shortcut(self, transport, protocol, watcher):
+        # A protocol may have another transport by now, or more than one.
+        if self.transport is not transport or self.protocol is not protocol:
+            return False
+        if watcher is None:
+            return self.is_served or self._is_default
+        return self.conn.watcher is watcher
+
+    def arm(self, Block block, token, mask):
+        block.watch_id = self.conn.arm(
+            token, mask=mask, mailbox=self._box, cookie=self._cookie
+        )
+        self._blocks.append(block)
+
+    def armed(self, uint32_t watch_id):
+        cdef Block block
+        for block in self._blocks:
+            if block.watch_id == watch_id:
+                return block
+        return None
+
+    cdef _leave(self, Block block):
+        self._blocks.remove(block)
+        if self._optins is not None:
+            self._optins.remove(block)
+        # An error here means that it was detached, or its watcher closed or forked away.
+        self.conn.disarm_code(block.watch_id)
+        if self.handler is not None:
+            self.handler.block_ended(block)
+        if not self._blocks and not self.is_followed:
+            self.detach()
+
+    def forget_transport(self):
+        self._hold.forget()
+        self.transport = self.protocol = None
+
+    def pause(self):
+        """Leave what the peer sends in the kernel; its partner is ``resume``."""
+        cdef object transport = self.transport
+        self._pause(None if transport is None or transport.is_closing() else transport)
+
+    cdef _pause(self, transport):
+        # transport: to be paused, which is not closing; None for none.
+        self._num_pauses += 1
+        if self._is_pipe:
+            return  # it only writes
+        if transport is not None:
+            self._pause_transport(transport)
+        if self._optins is not None:
+            if self.transport is None or not is_reading(self.transport):
+                self._optins.unblind()
+
+    cdef _pause_transport(self, transport):
+        if not is_reading(transport):
+            return
+        if self.conn.reason_now() == FIN:
+            # Nothing comes any more, and asyncio, which goes on saying is_reading, would
+            # on resuming report the same end of stream to its protocol again.
+            return
+        if not self._hold.begin(transport):
+            transport.pause_reading()
+        self._holds_pause = True
+        cdef object reader = self.stream_reader()
+        self._paused_reader = reader
+        if reader is not None:
+            # The reader's own flow control must know, or a body that reads more of
+            # its request would wait for bytes that nobody lets in.
+            reader._paused = True
+
+    cdef _resume(self):
+        self._num_pauses -= 1
+        if self._num_pauses or not self._holds_pause:
+            return
+        self._holds_pause = False
+        cdef object reader = self._paused_reader
+        self._paused_reader = None
+        cdef object transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        if reader is None or reader._transport is not transport:
+            # Another may control the flow by now, or the same through its FlowTransport.
+            reader = self.stream_reader()
+            if reader is not None:
+                reader._maybe_resume_transport()
+            elif not self._hold.end() and not is_reading(transport):
+                transport.resume_reading()
+        elif reader._paused and len(reader._buffer) <= reader._limit:
+            # As _maybe_resume_transport does it, but for the hold.
+            reader._paused = False
+            if not self._hold.end():
+                transport.resume_reading()
+        else:
+            self._hold.tell_kernel()
+
+    def stream_reader(self):
+        """The StreamReader that controls the flow of the transport, if one does."""
+        # After start_tls Python 3.11's goes on controlling the transport below. The
+        # names are private to asyncio and the same in 3.11 to 3.14; test_watch.py
+        # fails where they change.
+        cdef object reader = getattr(self.protocol, "_stream_reader_wr", None)
+        if reader is not None:
+            reader = reader()
+        if reader is None:
+            return None
+        cdef object controlled = getattr(reader, "_transport", None)
+        if isinstance(controlled, FlowTransport):
+            controlled = controlled.transport
+        if controlled is None or controlled is not self.transport:
+            return None
+        return reader if hasattr(reader, "_paused") else None
+
+
+cdef class Hold:
+    # A pause of asyncio's that the kernel hears of only when there is something to read.
+    #
+    # asyncio takes a paused transport's fd out of its selector and puts it back, for two
+    # system calls and 6 µs. Most blocks end before their client sends anything, so we
+    # leave the fd where it is, and put a callback of ours in the place of the one that
+    # reads: the first byte makes it a pause like any other, and is not read. Whoever
+    # else resumes the transport, closes it or gives it another reader cancels the handle,
+    # and with it our callback. uvloop does the same by itself.
+    cdef object _transport
+    cdef object _handle
+    cdef object _read
+    cdef object _tell
+
+    cdef bint begin(self, transport) except -1:
+        # A transport whose pause_reading is shadowed has somebody who wants to hear of it.
+        if type(transport) is not SelectorSocketTransport or "pause_reading" in transport.__dict__:
+            return False
+        cdef object handle = self._handle
+        if self._transport is not transport or handle._callback is not self._read:
+            handle = reading_handle(transport)
+            if handle is None:
+                return False
+            self._transport = transport
+            self._handle = handle
+            self._read = handle._callback
+        self._tell = self.tell_kernel
+        handle._callback = self._tell
+        transport._paused = True
+        return True
+
+    cdef bint is_on(self) except? True:
+        return self._tell is not None and self._handle._callback is self._tell
+
+    cdef bint end(self) except -1:
+        # False where it is over already.
+        if not self.is_on():
+            return False
+        self._handle._callback = self._read
+        self._tell = None
+        self._transport._paused = False
+        return True
+
+    def tell_kernel(self):
+        if self.is_on():
+            self._transport._loop._remove_reader(self._transport._sock_fd)
+        self._tell = None
+
+    cdef forget(self):
+        self.tell_kernel()
+        self._transport = self._handle = self._read = None
+
+
+cdef object reading_handle(transport):
+    # None where the transport does not read now, or asyncio is not as we know it.
+    try:
+        key = transport._loop._selector.get_key(transport._sock_fd)
+        handle = key.data[0]
+        is_known = not transport._paused and handle._callback == transport._read_ready
+    except (AttributeError, LookupError, TypeError):
+        return None
+    return handle if is_known else None
+
+
+cdef bint is_reading(transport) except -1:
+    try:
+        return transport.is_reading()
+    except NotImplementedError:
+        return False
