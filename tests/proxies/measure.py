@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tests.proxies.cells import Cell
 from tests.proxies.programs import FRONTS
-from tests.proxies.visitors import H1, H2, Visitor, behind
+from tests.proxies.visitors import H1, H2, Visitor, path_behind
 from tests.support.net import wait_until
 from tests.support.upstream import Call, Upstream, body_of
 
@@ -64,7 +64,7 @@ def measure(cell: Cell, port: int, upstream: Upstream, *, patience: float = 0.0)
     assert stays_call.outcome == "whole"
     assert call.outcome == ("stopped" if outcome.reason else "whole")
     if outcome.reason:
-        assert upstream.find(behind(call.path)) is None, "a request of who left was started"
+        assert upstream.find(path_behind(call.path)) is None, "a request of who left was started"
     upstream.settle()
     return outcome
 

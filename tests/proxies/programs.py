@@ -96,6 +96,7 @@ http {{
     fastcgi_temp_path {directory}/fastcgi;
     uwsgi_temp_path {directory}/uwsgi;
     scgi_temp_path {directory}/scgi;
+    upstream application {{ server 127.0.0.1:{upstream_port}; keepalive 8; }}
     ssl_certificate {pem};
     ssl_certificate_key {pem};
 {servers}
@@ -106,11 +107,17 @@ http {{
 def _nginx(ports: dict[Front, int], upstream_port: int, directory: Path) -> str:
     servers = [
         f"server {{ listen 127.0.0.1:{port}{' ssl http2' if front.is_h2 else ''};"
-        f" location / {{ proxy_pass http://127.0.0.1:{upstream_port}; {front.settings} }} }}"
+        f" location / {{ proxy_pass http://application; {front.settings} }} }}"
         for front, port in ports.items()
     ]
     user = "user root;" if os.geteuid() == 0 else ""  # else it would look for nobody's files
-    return _NGINX.format(directory=directory, user=user, pem=PEM, servers="\n".join(servers))
+    return _NGINX.format(
+        directory=directory,
+        upstream_port=upstream_port,
+        user=user,
+        pem=PEM,
+        servers="\n".join(servers),
+    )
 
 
 _HAPROXY = """\

@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,33 +15,7 @@ from tests.proxies.report import PAGE, tables
 from tests.proxies.visitors import H1
 from tests.support.loops import LoopRunner
 from tests.support.net import until
-from tests.support.upstream import Upstream, upstream
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Upstream]:
-    with upstream() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def ports_of(
-    server: Upstream, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], dict[str, int]]]:
-    """Start a program, once, and return the ports of its fronts."""
-    with contextlib.ExitStack() as stack:
-
-        @functools.cache
-        def start(name: str) -> dict[str, int]:
-            directory = tmp_path_factory.mktemp(name)
-            return stack.enter_context(behind(name, server.port, directory))
-
-        yield start
-
-
-def skip_without(program: str) -> None:
-    if path_of(program) is None:
-        pytest.skip(f"{program} is not here: make test-programs")
+from tests.support.upstream import Upstream
 
 
 @pytest.mark.parametrize(
@@ -55,11 +28,9 @@ def skip_without(program: str) -> None:
     ids=str,
 )
 def test_server_behind_a_proxy_hears_of_the_leave_where_the_table_says(
-    cell: Cell, server: Upstream, ports_of: Callable[[str], dict[str, int]]
+    cell: Cell, server: Upstream, port_of: Callable[[str], int]
 ) -> None:
-    program = FRONTS[cell.front].program
-    skip_without(program)
-    outcome = measure(cell, ports_of(program)[cell.front], server)
+    outcome = measure(cell, port_of(cell.front), server)
     assert cell.accepts(outcome.reason), outcome
 
 
@@ -68,7 +39,8 @@ def test_handler_of_start_server_behind_a_proxy_is_cancelled(
     key: str, run: LoopRunner, tmp_path: Path
 ) -> None:
     program = FRONTS[key].program
-    skip_without(program)
+    if path_of(program) is None:
+        pytest.skip(f"{program} is not here: make test-programs")
     ended: list[str] = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -13,10 +13,12 @@ from tests.support.net import reset
 from tests.support.serve import Client
 from tests.support.tls import PEM
 
-__all__ = ["H1", "H2", "Visitor", "behind"]
+__all__ = ["H1", "H2", "HALF_BODY", "Visitor", "path_behind"]
+
+HALF_BODY = bytes(1000)
 
 
-def behind(path: str) -> str:
+def path_behind(path: str) -> str:
     """The path of the request that is pipelined behind the one for ``path``."""
     return f"/wait/behind{path}"
 
@@ -25,6 +27,9 @@ class Visitor(Protocol):
     """One request by one client."""
 
     def ask(self, path: str) -> None: ...
+
+    def begin_upload(self, path: str) -> None:
+        """Ask with a body, and send half of it."""
 
     def read_some(self) -> None:
         """Wait for the first bytes of the answer's body."""
@@ -52,6 +57,12 @@ class H1:
         self._path = path
         self._client.sock.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
+    def begin_upload(self, path: str) -> None:
+        self._path = path
+        size = 2 * len(HALF_BODY)
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n"
+        self._client.sock.sendall(head.encode() + HALF_BODY)
+
     def read_some(self) -> None:
         self._client.read_until(b"\r\n\r\n")
         self._client.read_until(b",")
@@ -62,7 +73,7 @@ class H1:
             reset(sock)
             return
         if way == "pipelined":
-            self.ask(behind(self._path))
+            self.ask(path_behind(self._path))
         # First the FIN: the close resets where something lies unread.
         sock.shutdown(socket.SHUT_WR)
         if way != "half_close":
@@ -85,6 +96,9 @@ class H2:
 
     def ask(self, path: str) -> None:
         self._stream_id = self._line.ask(path)
+
+    def begin_upload(self, path: str) -> None:
+        self._stream_id = self._line.ask(path, body=HALF_BODY)
 
     def read_some(self) -> None:
         while not self._body:
@@ -125,10 +139,18 @@ class _Line:
         self._authority = f"localhost:{port}"
         self._flush()
 
-    def ask(self, path: str) -> int:
+    def ask(self, path: str, *, body: bytes = b"") -> int:
+        """Begin a stream; it stays open for the rest of a ``body``."""
         stream_id = self._state.get_next_available_stream_id()
-        head = {":method": "GET", ":scheme": "https", ":authority": self._authority, ":path": path}
-        self._state.send_headers(stream_id, list(head.items()), end_stream=True)
+        head = {
+            ":method": "POST" if body else "GET",
+            ":scheme": "https",
+            ":authority": self._authority,
+            ":path": path,
+        }
+        self._state.send_headers(stream_id, list(head.items()), end_stream=not body)
+        if body:
+            self._state.send_data(stream_id, body)
         self._bodies[stream_id] = b""
         self._flush()
         return stream_id

@@ -42,6 +42,7 @@ class Call:
     """One request that reached the application.
 
     Attributes:
+        client: address of who sent it: of the proxy, where there is one.
         body: what the client sent.
         may_finish: set it, and the answer is sent to its end.
         num_sent: pieces of the answer so far, the head not counted.
@@ -50,6 +51,7 @@ class Call:
 
     path: str
     token: CancelToken
+    client: tuple[str, int]
     body: bytes = b""
     may_finish: threading.Event = field(default_factory=threading.Event)
     num_sent: int = 0
@@ -116,7 +118,7 @@ class Upstream:
         wait_until(is_settled, 20)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        call = Call(scope["path"], scope["state"][TOKEN_KEY])
+        call = Call(scope["path"], scope["state"][TOKEN_KEY], tuple(scope["client"]))
         self.calls.append(call)
         while True:
             message = await receive()
