@@ -22,13 +22,13 @@ uvloop.new_event_loop().close()  # libuv's signal pipe is the process's for ever
 #: belong there fails to import.
 BEYOND_THE_CORE = [
     "clients/*",
-    "gpu/*",
+    "gpu",
     "integration/test_*_adapter*",
     "integration/test_doctor.py",
     "integration/test_serve_*",
     "integration/test_stress.py",
     "integration/test_testing_doc.py",
-    "kernels/*",
+    "kernels",
     "machines/test_engine_machine.py",
     "machines/test_pool_machine.py",
     "machines/test_scheduler_machine.py",
