@@ -124,6 +124,15 @@ class LoopConnection(Attached):
         for block in tuple(self._blocks):
             block.on_leave(reason, at_ns)
 
+    def adopt(self, release: Callable[[], object]) -> None:
+        """Belong to an owner of the fd who is no transport, and reports ``ended`` by himself.
+
+        Args:
+            release: called at the end.
+        """
+        self.is_followed = True
+        self._unshadow = release
+
     def follow(self, transport: asyncio.Transport, protocol: asyncio.BaseProtocol | None) -> None:
         """Hear from ``protocol`` when the connection ends, if it can be made to tell.
 

@@ -14,8 +14,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from disconnect_watch.errors import ClientDisconnected
 from disconnect_watch.ports import bind
-from disconnect_watch.token import CancelToken
+from disconnect_watch.token import CancelToken, Reason
 from disconnect_watch.watcher import Watcher
 from tests.support.loops import LOOP_FACTORIES
 from tests.support.net import until, wait_until
@@ -105,6 +106,8 @@ async def _answer(exchange: Exchange, record: Record) -> bytes | None:
                 group.create_task(_forever())
         case "fail":
             raise ZeroDivisionError
+        case "foreign":
+            raise ClientDisconnected(Reason.FIN, 0.0)  # of the handler's own upstream, say
     return exchange.path.encode() + b"=" + await exchange.read()
 
 
