@@ -53,6 +53,13 @@ class WayOption(StrEnum):
     BEHIND_REQUEST = "behind_request"
 
 
+class ServerOption(StrEnum):
+    """What the doctor can serve by, see ``doctor.setup.SERVERS``."""
+
+    UVICORN = "uvicorn"
+    HYPERCORN = "hypercorn"
+
+
 class LogLevel(StrEnum):
     """From which level on lines are logged."""
 
@@ -280,6 +287,10 @@ def doctor(
     http: Annotated[
         str | None, typer.Option(help="Protocol of ours, or your own of it, as uvicorn's --http.")
     ] = None,
+    server: Annotated[
+        list[ServerOption] | None,
+        typer.Option(help="To try, once for each; without it those that are installed."),
+    ] = None,
     listen: Annotated[
         float | None,
         typer.Option(min=0, help="Seconds to wait for a client that comes through a proxy."),
@@ -315,6 +326,7 @@ def doctor(
             protocol=http,
             headers=dict(_header(text) for text in header or ()),
             lifespan="on" if lifespan else "off",
+            servers=tuple(option.value for option in server or ServerOption),
             proxy=tuple(proxy),
         )
     except ImportError as error:

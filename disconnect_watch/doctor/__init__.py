@@ -20,7 +20,8 @@ from disconnect_watch.doctor.kernel import kernel_findings
 from disconnect_watch.doctor.limits import limit_findings
 from disconnect_watch.doctor.proxy import listen_behind_proxy
 from disconnect_watch.doctor.report import Report
-from disconnect_watch.doctor.trial import Trial, run_trials, setups_of, trial_findings
+from disconnect_watch.doctor.setup import SERVERS, Setup, setups_of
+from disconnect_watch.doctor.trial import Trial, run_trials, trial_findings
 from disconnect_watch.testing.server import our_protocol
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "ApplicationError",
     "Finding",
     "Report",
+    "Setup",
     "Status",
     "Trial",
     "diagnose",
@@ -43,6 +45,7 @@ def diagnose(
     headers: Mapping[str, str] | None = None,
     lifespan: str = "off",
     proxy: tuple[Finding, ...] = (),
+    servers: tuple[str, ...] = SERVERS,
     patience: float = 1.0,
 ) -> Report:
     """Look at everything.
@@ -54,6 +57,7 @@ def diagnose(
         headers: of the trial's requests.
         lifespan: uvicorn's "on" or "off".
         proxy: what was found behind the user's proxy.
+        servers: those to try, of the ones that are installed.
         patience: seconds after which a leave counts as not heard of.
 
     Raises:
@@ -69,7 +73,7 @@ def diagnose(
     try:
         trials = run_trials(
             application or BARE,
-            setups_of(protocol),
+            setups_of(protocol, servers),
             headers=headers or {},
             lifespan=lifespan,
             patience=patience,

@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from statistics import median
 
 from disconnect_watch.doctor.finding import Finding, Status
 from disconnect_watch.errors import DisconnectWatchError
@@ -18,6 +19,7 @@ __all__ = ["kernel_findings"]
 
 _AREA = "kernel"
 _PATIENCE = 2.0
+_NUM_LEAVES = 5
 #: Of Linux's struct tcp_info: a peer that closed.
 _CLOSE_WAIT = 8
 _UNBLIND_BYTES = 1 << 20
@@ -71,15 +73,19 @@ def _rdhup(name: str) -> Finding:
 
 
 def _leave(name: str) -> Finding:
-    with Watcher() as watcher, _connected() as (client, server), watcher.attach(server) as conn:
-        token = CancelToken()
-        conn.arm(token)
-        began = time.perf_counter()
-        client.close()
-        is_seen = token.wait(_PATIENCE)
-        took = time.perf_counter() - began
-    value = f"{1e6 * took:.0f} µs from close() to the token" if is_seen else "not seen"
-    return Finding(_AREA, name, Status.OK if is_seen else Status.PROBLEM, value)
+    times = []
+    with Watcher() as watcher:
+        for _ in range(_NUM_LEAVES):
+            with _connected() as (client, server), watcher.attach(server) as conn:
+                token = CancelToken()
+                conn.arm(token)
+                began = time.perf_counter()
+                client.close()
+                if not token.wait(_PATIENCE):
+                    return Finding(_AREA, name, Status.PROBLEM, "not seen")
+                times.append(time.perf_counter() - began)
+    value = f"{1e6 * median(times):.0f} µs from close() to the token"
+    return Finding(_AREA, name, Status.OK, value)
 
 
 def _tcp_info(name: str) -> Finding:

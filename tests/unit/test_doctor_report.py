@@ -7,11 +7,12 @@ import pytest
 from disconnect_watch.doctor import Finding, Report, Status, Trial
 from disconnect_watch.doctor.limits import limit_findings
 from disconnect_watch.doctor.patient import Means
-from disconnect_watch.doctor.trial import TRIAL_AREA, WAYS, Setup, trial_findings
+from disconnect_watch.doctor.setup import Setup
+from disconnect_watch.doctor.trial import TRIAL_AREA, WAYS, trial_findings
 from disconnect_watch.testing import Way
 
-ALONE = Setup("uvicorn alone", "auto", False)
-OURS = Setup("uvicorn with ours", "ours", True)
+ALONE = Setup("uvicorn")
+OURS = Setup("uvicorn", "ours")
 FINE = Finding("kernel", "system", Status.OK, "Linux")
 
 
