@@ -100,6 +100,9 @@ def serve(
     unblind: Annotated[
         int | None, typer.Option(min=1, help="Unread bytes to see a client's leaving behind.")
     ] = None,
+    disconnect_grace: Annotated[
+        float, typer.Option(min=0, help="Seconds that a request may go on without its client.")
+    ] = 0.0,
     max_queue: Annotated[int, typer.Option(min=1, help="Requests that may wait.")] = 1024,
     max_num_seqs: Annotated[
         int, typer.Option(min=1, help="Requests that run at the same time.")
@@ -145,6 +148,7 @@ def serve(
                     half_close=half_close.value,
                     vanish_after=vanish_after,
                     unblind=unblind,
+                    disconnect_grace=disconnect_grace,
                     max_body_bytes=max_body_bytes,
                 ),
                 announce=lambda: _announce(backend.name, http, metrics),

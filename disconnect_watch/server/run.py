@@ -13,6 +13,7 @@ import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from disconnect_watch.adapters.uvicorn import HalfClose, HttpTools
+from disconnect_watch.aio import grace
 from disconnect_watch.backends import Backend
 from disconnect_watch.ports import listen
 from disconnect_watch.server.app import create_app, create_metrics_app
@@ -41,6 +42,7 @@ class ServeOptions:
         half_close: what a client's FIN means, see ``HttpTools``, as for the next two.
         vanish_after: seconds after which a silent client is gone; None asks for no sign.
         unblind: bytes; None leaves receive buffers alone.
+        disconnect_grace: seconds that a request may go on without its client.
         max_body_bytes: of a request.
         keep_alive: seconds after which an idle connection is closed.
     """
@@ -49,6 +51,7 @@ class ServeOptions:
     half_close: HalfClose = "disconnect"
     vanish_after: float | None = None
     unblind: int | None = None
+    disconnect_grace: float = 0.0
     max_body_bytes: int = 1 << 26
     keep_alive: int = 75
 
@@ -137,17 +140,18 @@ class FrontendServer(uvicorn.Server):
             ending.cancel()
 
     async def _end_connections(self) -> None:
-        """See that every connection ends, which is what uvicorn's shutdown waits for."""
-        if not await self._are_closed_within(self._grace):
+        """See that every connection and request ends, which uvicorn's shutdown waits for."""
+        if not await self._are_done_within(self._grace):
             self._frontend.cancel_all()
-            await self._are_closed_within(FLUSH, hurries=False)
+            await self._are_done_within(FLUSH, hurries=False)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
-    async def _are_closed_within(self, seconds: float, *, hurries: bool = True) -> bool:
+    async def _are_done_within(self, seconds: float, *, hurries: bool = True) -> bool:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        while self.server_state.connections:
+        # A request in its grace has no connection any more.
+        while self.server_state.connections or self.server_state.tasks:
             if loop.time() >= deadline or (hurries and self._is_hurried):
                 return False
             await asyncio.sleep(TICK)
@@ -168,6 +172,7 @@ def make_server(
         watcher: of its connections; None for the process-wide one.
         announce: called once requests are taken.
     """
+    seconds = options.disconnect_grace
     protocol = type(
         "FrontendProtocol",
         (FrontendProtocol,),
@@ -175,6 +180,7 @@ def make_server(
             "half_close": options.half_close,
             "vanish_after": options.vanish_after,
             "unblind": options.unblind,
+            "on_disconnect": grace(seconds) if seconds else "cancel",
             "watcher": watcher,
         },
     )

@@ -144,6 +144,21 @@ def test_clients_that_vanish_or_leave_behind_a_full_window_are_noticed_if_asked_
         assert [line["reason"] for line in lines] == ["fin", "timed_out"]
 
 
+def test_request_in_the_grace_of_a_client_that_left_ends_with_the_server(
+    endless: tuple[str, ...],
+) -> None:
+    with running("--grace", "0.3", "--disconnect-grace", "1000", *endless) as server:
+        with Client(server.port) as client:
+            client.post(STREAM, ENDLESS)
+            client.read_until(b"\n\n")
+        wait_until(lambda: re.search(r'signals_total\{source="(fin|reset)"\} 1', server.metrics()))
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+        (line,) = server.events(f"POST {STREAM}")
+        assert line["reason"] == "shutdown"
+        assert "Traceback" not in "".join(server.lines)
+
+
 def test_ctrl_c_ends_in_order_and_a_second_signal_at_once(endless: tuple[str, ...]) -> None:
     with (
         running("--grace", "1000", *endless) as server,

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from disconnect_watch.adapters.uvicorn._watched import WatchedProtocol
-from disconnect_watch.aio._policy import HalfClose, policy
+from disconnect_watch.aio._policy import HalfClose, OnDisconnect, policy
 from disconnect_watch.watcher import Watcher
 
 if TYPE_CHECKING:
     from disconnect_watch.adapters.uvicorn._httptools import HttpTools
 
-__all__ = ["H11", "HalfClose", "HttpTools", "h11", "http_tools"]
+__all__ = ["H11", "HalfClose", "HttpTools", "OnDisconnect", "h11", "http_tools"]
 
 
 class H11(WatchedProtocol, H11Protocol):
@@ -42,6 +42,7 @@ class Options(TypedDict, total=False):
     half_close: HalfClose
     vanish_after: float | None
     unblind: int | None
+    on_disconnect: OnDisconnect
     watcher: Watcher | None
 
 

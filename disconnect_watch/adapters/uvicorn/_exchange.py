@@ -14,6 +14,7 @@ from disconnect_watch.adapters._http_probe import HttpProbe
 from disconnect_watch.token import CancelToken, Reason
 
 if TYPE_CHECKING:
+    from disconnect_watch.adapters.uvicorn._grace import GracePeriod
     from disconnect_watch.adapters.uvicorn._watched import WatchedProtocol
 
 __all__ = ["Exchange", "Message", "ProbedExchange", "Receive", "Send", "UnchunkedExchange"]
@@ -24,14 +25,21 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class Exchange:
-    """One request and its watch, whose ids are 0 while nothing is armed."""
+    """One request and its watch, whose ids are 0 while nothing is armed.
 
-    __slots__ = ("cycle", "fin_watch_id", "protocol", "token", "watch_id")
+    Attributes:
+        token: the request's.
+        armed: what the watch sets: the token, or with a grace what begins that.
+        grace: None where the token is set at once.
+    """
+
+    __slots__ = ("armed", "cycle", "fin_watch_id", "grace", "protocol", "token", "watch_id")
 
     def __init__(self, protocol: "WatchedProtocol", cycle: Any) -> None:
         self.protocol = protocol
         self.cycle = cycle
-        self.token = CancelToken()
+        self.token = self.armed = CancelToken()
+        self.grace: GracePeriod | None = None
         self.watch_id = 0
         self.fin_watch_id = 0
 
@@ -46,6 +54,10 @@ class Exchange:
     def cancel(self, reason: Reason) -> None:
         """Set the token, and have ``receive()`` tell of it."""
         self.token.cancel(reason)
+        self.disconnect()
+
+    def disconnect(self) -> None:
+        """Have uvicorn's ``receive`` tell of it, and drop what is sent from now on."""
         self.cycle.disconnected = True
         self.cycle.message_event.set()
 

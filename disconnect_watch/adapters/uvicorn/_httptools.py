@@ -25,6 +25,9 @@ class HttpTools(WatchedProtocol, HttpToolsProtocol):
             watcher's.
         unblind: bytes; while uvicorn reads no more of a connection, a FIN is seen
             behind so many. None leaves the receive buffer alone.
+        on_disconnect: "cancel", or ``grace(seconds)``: a request whose client left may
+            run on for so long before its token is set and its ``receive()`` tells; what
+            is written meanwhile reaches a client that only half-closed.
         watcher: who watches; None for the process-wide one.
     """
 

@@ -11,7 +11,8 @@ One connection, one exchange at a time:
     connection_lost      lost, disarm, detach; then uvicorn closes the fd
 
 The peer's leaving has two sources, the watcher and what uvicorn's transport reads;
-the connection takes the first and counts the other.
+the connection takes the first and counts the other. With a grace, the request hears of
+it when that is over, if it still runs: see ``_grace``.
 
 What is used of uvicorn beyond its documented surface (0.54, held by
 ``tests/integration/test_serve_adapter.py``): ``UvicornProtocol`` below, that ``receive``
@@ -32,9 +33,10 @@ from disconnect_watch.adapters.uvicorn._exchange import (
     Send,
 )
 from disconnect_watch.adapters.uvicorn._flow import UnblindingFlow
+from disconnect_watch.adapters.uvicorn._grace import GracePeriod
 from disconnect_watch.aio import LoopMailbox, loop_mailbox
 from disconnect_watch.aio._connection import LoopConnection, reason_of_error
-from disconnect_watch.aio._policy import HalfClose
+from disconnect_watch.aio._policy import Grace, HalfClose, OnDisconnect
 from disconnect_watch.errors import ClientDisconnected, DisconnectWatchError
 from disconnect_watch.token import Reason
 from disconnect_watch.watcher import (
@@ -90,6 +92,7 @@ class WatchedProtocol(UvicornProtocol):
     half_close: ClassVar[HalfClose] = "disconnect"
     vanish_after: ClassVar[float | None] = None
     unblind: ClassVar[int | None] = None
+    on_disconnect: ClassVar[OnDisconnect] = "cancel"
     watcher: ClassVar[Watcher | None] = None
 
     # Not in the instance's dict: with more than 30 attributes it is no longer shared
@@ -100,6 +103,7 @@ class WatchedProtocol(UvicornProtocol):
         "_cookie",
         "_core",
         "_exchange",
+        "_grace",
         "_has_eof",
         "_mailbox",
         "_mask",
@@ -120,6 +124,8 @@ class WatchedProtocol(UvicornProtocol):
         self._application: Callable[..., Awaitable[None]] = self.app
         self.app = self._run_watched
         self._mask = MASK_ANY if self.half_close == "disconnect" else MASK_GONE
+        on_disconnect = self.on_disconnect
+        self._grace = on_disconnect.seconds if isinstance(on_disconnect, Grace) else 0.0
         self._connection: Connection | None = None
         self._mailbox: LoopMailbox | None = None
         self._core: Mailbox | None = None
@@ -157,6 +163,8 @@ class WatchedProtocol(UvicornProtocol):
         if self._shared is not None:
             self._shared.owner_heard(reason, is_end=True)
         self._owner_heard(reason)
+        if self._exchange is not None:  # in its grace; it may be older than uvicorn's newest
+            self._exchange.disconnect()
         super().connection_lost(exc)
         self._let_go()
 
@@ -166,7 +174,8 @@ class WatchedProtocol(UvicornProtocol):
         if self.half_close == "disconnect":
             # Not left to connection_lost, which comes a turn of the loop later.
             self._owner_heard(Reason.FIN)
-            return False
+            if not self._grace:
+                return False
         # Under TLS asyncio closes the transport whatever it is told, and warns.
         is_busy = self.cycle is not None and not self.cycle.response_complete
         return is_busy and self.scheme != "https"
@@ -191,15 +200,17 @@ class WatchedProtocol(UvicornProtocol):
         write that has to wait for the client still needs its watch.
         """
         if self._exchange is exchange and not self.flow.write_paused:
-            self._end_exchange()
+            self._end_exchange(is_answered=True)
 
     async def _run_watched(self, scope: Message, receive: Receive, send: Send) -> None:
         """The application that uvicorn sees: the real one, while its peer is there."""
         exchange = self._begin_exchange(scope, receive.__self__)  # type: ignore[attr-defined]
         token = exchange.token
         try:
-            if not token.cancelled:
+            if not exchange.armed.cancelled:
                 scope["state"][TOKEN_KEY] = token
+                if exchange.grace is not None:
+                    receive = exchange.grace.receive
                 await self._application(scope, receive, exchange.send)
         except ClientDisconnected:
             # The application's way of saying that it stopped, not a failure of it.
@@ -216,6 +227,9 @@ class WatchedProtocol(UvicornProtocol):
         elif self.half_close == "probe":
             kind = ProbedExchange
         exchange = self._exchange = kind(self, cycle)
+        if self._grace:
+            exchange.grace = GracePeriod(self._grace, cycle, self._cut)
+            exchange.armed = exchange.grace.left
         if self._connection is not None:
             try:
                 self._arm(self._connection, exchange)
@@ -226,23 +240,31 @@ class WatchedProtocol(UvicornProtocol):
 
     def _arm(self, connection: Connection, exchange: Exchange) -> None:
         exchange.watch_id = connection.arm(
-            exchange.token, mask=self._mask, mailbox=self._core, cookie=self._cookie
+            exchange.armed, mask=self._mask, mailbox=self._core, cookie=self._cookie
         )
         if self.half_close == "probe":
             exchange.fin_watch_id = connection.arm(
                 None, mask=MASK_FIN, mailbox=self._core, cookie=self._cookie
             )
 
-    def _end_exchange(self) -> None:
-        """Disarm. A watch that fired is answered now, since its delivery is cut off."""
+    def _end_exchange(self, *, is_answered: bool = False) -> None:
+        """Disarm. A watch that fired is answered now, since its delivery is cut off.
+
+        Args:
+            is_answered: the application is about to end it by itself, within its grace if
+                it has one.
+        """
         exchange = self._exchange
         if exchange is None:
             return
         connection = self._connection
         has_fired = connection is not None and self._disarm(connection, exchange)
+        if exchange.grace is not None:
+            exchange.grace.end()
+            has_fired &= not is_answered
         if has_fired and not exchange.cycle.response_complete:
             assert connection is not None
-            self._peer_left(connection.reason or Reason.OWNER_CLOSED)
+            self._cut(connection.reason or Reason.OWNER_CLOSED)
         self._exchange = None
 
     def _disarm(self, connection: Connection, exchange: Exchange) -> bool:
@@ -263,6 +285,14 @@ class WatchedProtocol(UvicornProtocol):
             self._probe_peer(exchange)
 
     def _peer_left(self, reason: Reason) -> None:
+        """End the running request, and the connection; with a grace, later."""
+        exchange = self._exchange
+        if exchange is not None and exchange.grace is not None:
+            exchange.grace.begin(reason)
+        else:
+            self._cut(reason)
+
+    def _cut(self, reason: Reason) -> None:
         """End the running request, and the connection.
 
         The transport closes as it does when uvicorn itself reads the EOF: what is
@@ -274,6 +304,8 @@ class WatchedProtocol(UvicornProtocol):
         if exchange is None:
             return
         exchange.cancel(reason)
+        if exchange.grace is not None:
+            exchange.grace.end()
         self.flow.resume_writing()
         if reason is Reason.FIN:
             self.transport.close()
@@ -288,8 +320,9 @@ class WatchedProtocol(UvicornProtocol):
             except DisconnectWatchError:  # the watcher was closed
                 self._detach()
             else:
-                self._end_exchange()
-        # Where nothing is attached; else it has ended.
+                if not self._grace:
+                    self._end_exchange()
+        # Where nothing is attached, or in its grace; else it has ended.
         self._peer_left(reason)
 
     def _probe_peer(self, exchange: Exchange) -> None:
