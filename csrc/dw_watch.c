@@ -6,21 +6,6 @@
 #include "dw_clock.h"
 #include "dw_watcher.h"
 
-dw_conn *dw_watcher_lock_conn(dw_watcher *watcher, dw_conn_id id)
-{
-    uint32_t slot = (uint32_t)id;
-    uint32_t generation = (uint32_t)(id >> 32);
-    if (slot >= DW_WATCHER_NUM_SLOTS || !(generation & 1))
-        return NULL;
-    dw_conn *conn = &watcher->conns[slot];
-    dw_lock_acquire(&conn->lock);
-    if (conn->generation != generation) {
-        dw_lock_release(&conn->lock);
-        return NULL;
-    }
-    return conn;
-}
-
 /* Closing detaches all connections, so that those who arm need not ask whether
  * the watcher is open. */
 int dw_watcher_gone(dw_watcher *watcher)
@@ -216,7 +201,8 @@ int dw_watcher_arm(dw_watcher *watcher, dw_conn_id id, dw_flag flag,
         rc = dw_conn_arm(conn, &watcher->shared, watch, &owed);
     }
     dw_lock_release(&conn->lock);
-    dw_mailbox_ring_all(owed);
+    if (owed)
+        dw_mailbox_ring_all(owed);
     return rc;
 }
 

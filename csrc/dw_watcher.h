@@ -60,7 +60,20 @@ static inline dw_conn_id dw_watcher_conn_id(uint32_t slot, uint32_t generation)
 }
 
 /* RETURNS: the connection, its lock held; NULL if it is not attached now. */
-dw_conn *dw_watcher_lock_conn(dw_watcher *watcher, dw_conn_id id);
+static inline dw_conn *dw_watcher_lock_conn(dw_watcher *watcher, dw_conn_id id)
+{
+    uint32_t slot = (uint32_t)id;
+    uint32_t generation = (uint32_t)(id >> 32);
+    if (slot >= DW_WATCHER_NUM_SLOTS || !(generation & 1))
+        return NULL;
+    dw_conn *conn = &watcher->conns[slot];
+    dw_lock_acquire(&conn->lock);
+    if (conn->generation != generation) {
+        dw_lock_release(&conn->lock);
+        return NULL;
+    }
+    return conn;
+}
 
 /* The fd names another socket than was attached, or none: its owner closed it
  * and has not told us yet. With the connection's lock held. */

@@ -62,6 +62,7 @@ TEST_EACH(a_kept_alive_connection_is_armed_again_and_again, watch_setup, setup,
     for (int request = 0; request < 1000; request++) {
         CHECK_EQ(fixture_arm(&fx, &w, DW_MASK_ANY, 0), 0);
         CHECK(w.watch != last);
+        CHECK_EQ(dw_watcher_disarm(fx.watcher, w.conn, last), DW_ESTALE);
         last = w.watch;
         CHECK_EQ(dw_watcher_disarm(fx.watcher, w.conn, w.watch), 0);
         CHECK_EQ(fixture_reason(&fx, &w), DW_REASON_NONE);
