@@ -373,6 +373,9 @@ class Connection(_core.Connection):
         self.detach()
 
 
+_core.own_methods(Connection, "arm", "disarm")
+
+
 def vanish_ms(vanish_after: float | None) -> int:
     """The bound in milliseconds as the core takes it, 0 for None.
 

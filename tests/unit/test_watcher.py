@@ -11,6 +11,7 @@ import pytest
 from disconnect_watch import (
     CancelToken,
     ClosedError,
+    Connection,
     ForkedError,
     Reason,
     StaleWatchError,
@@ -210,6 +211,10 @@ def test_fd_closed_without_detach_is_owner_closed_for_the_next_attach(watcher: W
         pair.client.close()
         pair.server.shutdown(socket.SHUT_RDWR)
         conn.detach()
+
+
+def test_hot_methods_belong_to_the_public_class_and_are_called_directly() -> None:
+    assert [Connection.arm.__objclass__, Connection.disarm.__objclass__] == [Connection] * 2  # type: ignore[attr-defined]
 
 
 def test_mailbox_delivers_cookie_reason_time_and_watch_id(watcher: Watcher, pair: Pair) -> None:
