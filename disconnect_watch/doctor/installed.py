@@ -24,9 +24,9 @@ _ADAPTERS = {
     "quart": ("asgi", _ASGI),
     "blacksheep": ("asgi", _ASGI),
     "aiohttp": ("aiohttp", "disconnect_watch.adapters.aiohttp.middleware()"),
-    "sanic": ("sanic", "disconnect_watch.adapters.sanic"),
-    "tornado": ("tornado", "disconnect_watch.adapters.tornado"),
-    "grpcio": ("grpc", "disconnect_watch.adapters.grpc"),
+    "sanic": ("sanic", "disconnect_watch.adapters.sanic.setup(app)"),
+    "tornado": ("tornado", "disconnect_watch.adapters.tornado.setup(app)"),
+    "grpcio": ("grpc", "disconnect_watch.adapters.grpc.Interceptor()"),
 }
 #: Nothing needs an adapter for these.
 _OTHERS = ("uvloop", "httptools")
