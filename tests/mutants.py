@@ -27,7 +27,7 @@ MUTANTS = Path(__file__).with_name("mutants.toml")
 LIMIT_S = 300
 #: What a copy needs not have.
 LEFT_OUT = shutil.ignore_patterns(
-    ".git", ".venv", "*_cache", ".hypothesis", "__pycache__", "lib.*", "temp.*"
+    ".git", ".venv*", "*_cache", ".hypothesis", "__pycache__", "lib.*", "temp.*"
 )
 
 
