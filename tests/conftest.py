@@ -2,6 +2,7 @@
 
 import faulthandler
 import gc
+import sys
 import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -42,6 +43,16 @@ BEYOND_THE_CORE = [
     "unit/test_tiny_model.py",
 ]
 collect_ignore_glob = [] if find_spec("torch") else BEYOND_THE_CORE
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini("end_timeout", "Seconds that the run may take to end.", default="20")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    # The interpreter waits for each thread, and one that a failed test left may never end.
+    limit = float(config.getini("end_timeout"))
+    faulthandler.dump_traceback_later(limit, exit=True, file=sys.__stderr__ or 2)
 
 
 @pytest.fixture(params=POLLERS)
