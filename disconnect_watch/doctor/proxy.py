@@ -78,6 +78,9 @@ def _version(visit: Visit) -> Finding:
 def _leave(visit: Visit, seconds: float) -> Finding:
     if visit.heard_at is not None:
         return Finding(_AREA, "a client's leave", Status.OK, "came through")
-    advice = "let the client leave (curl -m 1); nginx: proxy_ignore_client_abort off"
+    advice = (
+        "let the client leave (curl -m 1); nginx: proxy_ignore_client_abort off; "
+        "HAProxy: option abortonclose"
+    )
     value = f"did not come through within {seconds:g} s"
     return Finding(_AREA, "a client's leave", Status.PROBLEM, value, advice)

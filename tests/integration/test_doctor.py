@@ -33,8 +33,10 @@ from disconnect_watch.doctor import (
     listen_behind_proxy,
     load_application,
 )
-from disconnect_watch.testing import LeavingClient, Way, wait_until
+from disconnect_watch.testing import LeavingClient, Server, Way, wait_until
 from disconnect_watch.watcher import default_watcher
+from tests.proxies.programs import behind as behind_program
+from tests.proxies.programs import path_of
 
 
 @pytest.fixture(autouse=True)
@@ -265,12 +267,27 @@ def test_protocol_that_is_none_is_refused(protocol: str) -> None:
 REQUEST = b"GET /any HTTP/%s\r\nHost: x\r\nX-Forwarded-For: 10.0.0.1\r\n\r\n"
 
 
-def behind_proxy(*, version: bytes, leaves: bool, seconds: float) -> dict[str, Finding]:
-    """What the doctor finds behind a proxy whose client leaves, or does not."""
+def behind_proxy(
+    *,
+    version: bytes = b"1.1",
+    leaves: bool = True,
+    seconds: float = 20,
+    nginx: Path | None = None,
+) -> dict[str, Finding]:
+    """What the doctor finds behind a proxy whose client leaves, or does not.
+
+    The proxy is an nginx with that directory, or none.
+    """
     is_over = threading.Event()
 
     def visit(url: str) -> None:
-        with LeavingClient(url) as client:
+        with contextlib.ExitStack() as stack:
+            server: Server = url
+            if nginx is not None:
+                port = int(url.rpartition(":")[2])
+                ports = stack.enter_context(behind_program("nginx", port, nginx))
+                server = ("127.0.0.1", ports["nginx"])
+            client = stack.enter_context(LeavingClient(server))
             client.send(REQUEST % version)
             if leaves:
                 # One that leaves sooner is gone before its request begins.
@@ -288,9 +305,18 @@ def behind_proxy(*, version: bytes, leaves: bool, seconds: float) -> dict[str, F
 
 
 def test_leave_that_comes_through_a_proxy_is_found_with_what_it_added() -> None:
-    found = behind_proxy(version=b"1.1", leaves=True, seconds=20)
+    found = behind_proxy()
     assert found["headers"].value == "x-forwarded-for: 10.0.0.1"
     assert {finding.status for finding in found.values()} == {Status.OK}
+
+
+@pytest.mark.skipif(path_of("nginx") is None, reason="nginx is not here: make test-programs")
+def test_leave_of_a_client_of_nginx_comes_through(tmp_path: Path) -> None:
+    found = behind_proxy(nginx=tmp_path)
+    # Its default towards a server.
+    assert found["to the server"].value == "HTTP/1.0"
+    assert found["headers"].value == "x-forwarded-for: 10.0.0.1"
+    assert found["a client's leave"].status is Status.OK
 
 
 def test_proxy_that_passes_no_leave_on_is_a_problem() -> None:
