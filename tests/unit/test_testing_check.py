@@ -15,6 +15,7 @@ from disconnect_watch.testing import (
     assert_survives,
     http_request,
 )
+from tests.support.loops import LoopRunner
 from tests.support.raw import WHOLE, Served, serving_raw
 from tests.support.tls import server_context
 
@@ -218,6 +219,24 @@ def test_call_on_the_running_loop_is_hinted_at() -> None:
 
     with pytest.raises(AssertionError, match=r"await asyncio\.to_thread"):
         asyncio.run(main())
+
+
+def test_server_on_the_loop_of_the_test_is_asserted_from_a_thread(run: LoopRunner) -> None:
+    async def main() -> None:
+        served = Served()
+        async with await dw.start_server(served, "127.0.0.1", 0) as server:
+            noticed = await asyncio.to_thread(
+                assert_cancels,
+                server,
+                REQUEST,
+                started=lambda: served.num_begun,
+                cancelled=lambda: served.num_cancelled,
+                within=10,
+                ways=[Way.FIN],
+            )
+            assert set(noticed) == {Way.FIN}
+
+    run(main)
 
 
 def test_client_that_stays_gets_its_answer_among_those_that_leave(watched: Served) -> None:
