@@ -59,6 +59,11 @@ class Browser:
         attached = self.call("Target.attachToTarget", targetId=target_id, flatten=True)
         tab = Tab(self, target_id, attached["sessionId"])
         tab.go_to(url)
+        # A page that is not there yet has no origin to ask from.
+        tab.run(
+            "new Promise((resolve) => document.readyState === 'complete' ? resolve()"
+            " : addEventListener('load', resolve))"
+        )
         return tab
 
     def _next_message(self) -> dict[str, Any]:
@@ -100,7 +105,7 @@ class Tab:
 
 
 @contextlib.contextmanager
-def browser() -> Iterator[Browser]:
+def browser(*options: str) -> Iterator[Browser]:
     """A browser of its own, with an empty profile."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         child_reads, writes = os.pipe()
@@ -108,7 +113,7 @@ def browser() -> Iterator[Browser]:
         # Out of the way of 3 and 4, which they become.
         far = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (child_reads, child_writes)]
         process = subprocess.Popen(
-            ["bash", "-c", f'exec "$0" "$@" 3<&{far[0]} 4>&{far[1]}', *_command(profile)],
+            ["bash", "-c", f'exec "$0" "$@" 3<&{far[0]} 4>&{far[1]}', *_command(profile), *options],
             pass_fds=far,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

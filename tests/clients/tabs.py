@@ -35,11 +35,6 @@ def asking(visit: Visit, ask: str) -> Iterator[tuple[Browser, Tab]]:
     """A browser with a tab that reads a stream."""
     with browser() as running:
         tab = running.open_tab(f"{visit.base}/page")
-        # A page that is not there yet has no origin to ask from.
-        tab.run(
-            "new Promise((resolve) => document.readyState === 'complete' ? resolve() :"
-            " addEventListener('load', resolve))"
-        )
         script = ASKS[ask].replace("URL", json.dumps(visit.url))
         tab.run(f"(async () => {{ {script} }})()")
         visit.call()
