@@ -114,15 +114,7 @@ cdef class Block:
     def __aenter__(self):
         if self.task is not None:
             raise RuntimeError("a watch was entered twice: make one for each block")
-        cdef object task
-        if tasks_by_loop is None:
-            task = current_task()
-        else:
-            task = tasks_by_loop.get(get_running_loop())
-        if task is None:
-            raise RuntimeError("watch must be entered inside a task")
-        self.task = task
-        self._cancels_before = task.cancelling()
+        self._enter_task()
         try:
             if not self._enter_shortly():
                 self._enter()
@@ -132,6 +124,17 @@ cdef class Block:
         cdef Ready entered = Ready.__new__(Ready)
         entered._value = self
         return entered
+
+    def _enter_task(self):
+        cdef object task
+        if tasks_by_loop is None:
+            task = current_task()
+        else:
+            task = tasks_by_loop.get(get_running_loop())
+        if task is None:
+            raise RuntimeError("watch must be entered inside a task")
+        self.task = task
+        self._cancels_before = task.cancelling()
 
     cdef bint _enter_shortly(self) except -1:
         # False, and nothing done, where the long way must be gone.
@@ -168,6 +171,24 @@ cdef class Block:
         elif self._pause_reading:
             self._is_pausing = True
             connection._pause(transport)
+        return True
+
+    def _arm_shortly(self, transport, Flag token):
+        # For adapters, whose protocol is followed and reads on. False, and nothing done,
+        # where the long way must be gone.
+        cdef object protocol = transport.get_protocol()
+        cdef Attached connection = getattr(protocol, KNOWN_IN_C, None)
+        if connection is None or transport.is_closing():
+            return False
+        if not connection._is_shortcut(transport, protocol, self._watcher):
+            return False
+        cdef int rc = connection.conn.arm_code(
+            token, PLAIN_MASK, connection._box, connection._cookie, &self.watch_id
+        )
+        if rc < 0:
+            return False
+        connection._blocks.append(self)
+        self._connection = connection
         return True
 
     def _exit(self):
