@@ -31,9 +31,19 @@ class Exchange:
         token: the request's.
         armed: what the watch sets: the token, or with a grace what begins that.
         grace: None where the token is set at once.
+        on_cancel: called when the request is cancelled; for ``CancelOnDisconnect``.
     """
 
-    __slots__ = ("armed", "cycle", "fin_watch_id", "grace", "protocol", "token", "watch_id")
+    __slots__ = (
+        "armed",
+        "cycle",
+        "fin_watch_id",
+        "grace",
+        "on_cancel",
+        "protocol",
+        "token",
+        "watch_id",
+    )
 
     def __init__(self, protocol: "WatchedProtocol", cycle: Any) -> None:
         self.protocol = protocol
@@ -42,6 +52,7 @@ class Exchange:
         self.grace: GracePeriod | None = None
         self.watch_id = 0
         self.fin_watch_id = 0
+        self.on_cancel: Callable[[Reason], object] | None = None
 
     def send(self, message: Message) -> Awaitable[None]:
         """The ``send`` of the application: uvicorn's, whose coroutine it returns."""
@@ -55,6 +66,8 @@ class Exchange:
         """Set the token, and have ``receive()`` tell of it."""
         self.token.cancel(reason)
         self.disconnect()
+        if self.on_cancel is not None:
+            self.on_cancel(reason)
 
     def disconnect(self) -> None:
         """Have uvicorn's ``receive`` tell of it, and drop what is sent from now on."""

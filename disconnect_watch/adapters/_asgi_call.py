@@ -1,0 +1,421 @@
+"""One ASGI request, the task that answers it, and what its client's leaving does to both.
+
+Two sources tell of the leave, the watch on the connection and the server's own
+``http.disconnect``; the first counts. The token is set by the watch itself, whatever the
+loop is doing. Then, from the loop:
+
+- An application that is waiting in ``receive()`` is told ``http.disconnect`` and ends in
+  its own way, as it would without us: Starlette's streams stop, and their background
+  tasks run.
+- Any other has its task cancelled, once, by the rules of ``asyncio.timeout``: a cancel
+  from outside that came at the same time propagates as it is.
+- What it sends from then on goes nowhere.
+
+The last message of the response ends all that before it is written. A client may leave
+as soon as it has the last byte, and what runs behind the response is no work for it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeVar
+
+from disconnect_watch.adapters import LEAVES, TOKEN_KEY
+from disconnect_watch.adapters._asgi_find import CALL_KEY, connection_of, find
+from disconnect_watch.adapters._inbox import DISCONNECT, Inbox, Message, Receive, is_asked_for
+from disconnect_watch.aio._fast import Block
+from disconnect_watch.aio._policy import Policy
+from disconnect_watch.errors import ClientDisconnected
+from disconnect_watch.token import CancelToken, Reason
+from disconnect_watch.watcher import MASK_ANY, Watcher
+
+__all__ = ["App", "Scope", "Send", "WatchedCall", "counts", "watched_call"]
+
+Scope = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+#: nginx's word for a client that closed before it was answered.
+CLIENT_CLOSED_REQUEST = 499
+
+#: Of this process: requests by how their connection was found, and by what became of them.
+counts = dict.fromkeys(("protocol", "transport", "addresses", "none", "left", "not_started"), 0)
+
+logger = logging.getLogger("disconnect_watch.adapters.asgi")
+
+T = TypeVar("T")
+
+
+def watched_call(
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    *,
+    policy: Policy,
+    watcher: Watcher | None,
+) -> "WatchedCall":
+    """The call of one request, by the current task, on the connection that is found.
+
+    Args:
+        scope: the request's, which gets the token.
+        receive: see ``find``.
+        send: see ``find``.
+        policy: what a leave is worth.
+        watcher: None for the process-wide one.
+    """
+    kind = WatchedCall
+    if hasattr(getattr(send, "__self__", None), "on_cancel"):
+        kind = ProtocolCall
+    elif hasattr(getattr(receive, "__self__", None), "message_event"):
+        kind = UvicornCall
+    call = kind(None, policy, False, watcher)
+    call.take(scope, receive, send)
+    return call
+
+
+class WatchedCall(Block):
+    """One request that is being answered, as its connection knows it."""
+
+    # What most requests leave as it is costs them nothing.
+    #: How the client left, and when that was seen, ``time.monotonic_ns``.
+    left: tuple[Reason, int] | None = None
+    #: Of what the server said, once somebody must listen to it.
+    inbox: Inbox | None = None
+    #: Whether the token is our own protocol's.
+    is_borrowed = False
+    _transport: asyncio.Transport | None = None
+    _num_receiving = 0
+    _has_heard = False
+    #: The response's first message, once it was sent.
+    _head: Message | None = None
+    _num_bytes_left: float | None = None
+    _is_cut = False
+    _is_over = False
+
+    def take(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Belong to a request, and to the current task."""
+        self._enter_task()
+        self._receive = receive
+        self._scope = scope
+        self._send = send
+        self._started_at = time.monotonic()
+        state = scope.setdefault("state", {})
+        token: CancelToken | None = state.get(TOKEN_KEY)
+        if token is None:
+            token = state[TOKEN_KEY] = self._token
+        elif CALL_KEY not in state:
+            self.is_borrowed = True
+        self.token = token
+        state[CALL_KEY] = True
+
+    async def run(self, app: Callable[..., Awaitable[T]]) -> T | None:
+        """Run an application while the client is there; who left is in ``left`` after it.
+
+        Args:
+            app: called with scope, receive and send, unless the client has left before.
+
+        Returns:
+            What the application returned; None where it did not return.
+        """
+        result = None
+        try:
+            self._begin()
+            if self.left is None:
+                result = await app(self._scope, self.receive, self.send)
+            else:
+                counts["not_started"] += 1
+        except asyncio.CancelledError:
+            if not self._end():
+                raise
+        except ClientDisconnected:
+            # The application's way of saying that it stopped, not a failure of it.
+            self._end()
+            if self.token.reason not in LEAVES:
+                raise
+        except BaseException:
+            self._end()
+            raise
+        else:
+            self._end()
+        return result
+
+    def _begin(self) -> None:
+        found = find(self._scope, self._receive, self._send)
+        self._transport = transport = found.transport
+        reason: Reason | None = None
+        if self.is_borrowed:
+            counts["protocol"] += 1
+            reason = self.token.reason
+            self._follow_token()
+        elif transport is not None and transport.is_closing():
+            counts[found.how] += 1
+            reason = Reason.OWNER_CLOSED
+        else:
+            connection = connection_of(found, self._watcher)
+            counts["none" if connection is None else found.how] += 1
+            if connection is not None:
+                armed = None if self._policy.grace else self.token
+                connection.arm(self, armed, MASK_ANY)
+                self._connection = connection
+                connection.opt_in(self, self._policy)
+                reason = connection.conn.reason
+        if reason is not None:
+            self._has_left_before(reason)
+        elif self._is_unheard():
+            self._open_inbox().listen()
+
+    def _has_left_before(self, reason: Reason) -> None:
+        self.token.cancel(reason)
+        self.left = reason, time.monotonic_ns()
+        self._is_cut = True
+
+    def _is_unheard(self) -> bool:
+        """Whether ``http.disconnect`` tells something that the watch does not."""
+        is_shared = self._scope["http_version"] not in ("1.0", "1.1")  # by many streams
+        is_followed = self._connection is not None and self._connection.is_followed
+        return (is_shared or not is_followed) and not is_asked_for(self._scope["headers"])
+
+    def _open_inbox(self) -> Inbox:
+        if self.inbox is None:
+            self.inbox = Inbox(self._receive)
+        self.inbox.on_disconnect = self._disconnected
+        return self.inbox
+
+    def _follow_token(self) -> None:
+        """Hear of the leave from the token: what it is worth is its maker's to say."""
+        self.token.add_callback(self._token_fired, loop=asyncio.get_running_loop())
+
+    def _token_fired(self, token: CancelToken) -> None:
+        if token.reason in LEAVES and not self._is_over:
+            self.on_leave(token.reason, token.cancelled_at_ns)
+
+    def _disconnected(self) -> None:
+        """The server says ``http.disconnect``: of the stream, or of the connection."""
+        connection = self._connection
+        reason = None if connection is None else connection.conn.reason
+        self.on_leave(reason or Reason.OWNER_CLOSED, time.monotonic_ns())
+
+    def on_leave(self, reason: Reason, at_ns: int) -> None:
+        """The client left: cut its request off, or begin its grace."""
+        if self._soon is not None or self._is_cut or self._is_over:
+            return
+        if self._policy.grace and not self.is_borrowed:
+            loop = asyncio.get_running_loop()
+            self._soon = loop.call_later(self._policy.grace, self._cut, reason, at_ns)
+        else:
+            self._cut(reason, at_ns)
+
+    def _cut(self, reason: Reason, at_ns: int) -> None:
+        self.left = reason, at_ns
+        self._is_cut = True
+        self.token.cancel(reason)
+        self._tell_application(reason)
+        if self._num_receiving or self._has_heard:
+            return
+        assert self.task is not None
+        loop = self.task.get_loop()
+        if asyncio.current_task(loop) is None:
+            self._cancel()
+        else:
+            self._soon = loop.call_soon(self._cancel)
+
+    def _tell_application(self, reason: Reason) -> None:
+        """Have ``receive()`` say ``http.disconnect`` from now on."""
+        if self.inbox is not None:
+            self.inbox.disconnect()
+
+    def _cancel(self) -> None:
+        assert self.task is not None
+        self.was_cancelled = True
+        self.task.cancel()
+
+    async def receive(self) -> Message:
+        """The ``receive()`` of the application."""
+        self._num_receiving += 1
+        try:
+            message = await self._next_message()
+        finally:
+            self._num_receiving -= 1
+        self._has_heard |= message["type"] == DISCONNECT
+        return message
+
+    def _next_message(self) -> Awaitable[Message]:
+        inbox = self._open_inbox()
+        if self._is_cut:
+            inbox.disconnect()
+        return inbox.get()
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """The ``send()`` of the application: the server's, whose awaitable it returns."""
+        kind = message["type"]
+        if kind == "http.response.start":
+            self._head = message
+        elif not self._is_over and self._is_last(kind, message):
+            self._disarm()
+        return _nothing() if self._is_cut else self._send(message)
+
+    def _is_last(self, kind: str, message: Message) -> bool:
+        """Whether the client has its whole answer with this message."""
+        if kind == "http.response.body":
+            if not message.get("more_body"):
+                return self._head is None or not self._head.get("trailers")
+            # Middleware sends a last message that is empty, when the client may be gone.
+            if self._num_bytes_left is None:
+                self._num_bytes_left = content_length(self._head)
+            self._num_bytes_left -= len(message.get("body", b""))
+            return self._num_bytes_left <= 0
+        if kind == "http.response.trailers":
+            return not message.get("more_trailers")
+        return kind == "http.response.pathsend"
+
+    def _disarm(self) -> None:
+        """The response is complete, or the application ended: what comes now is no leave."""
+        self._is_over = True
+        self._exit()
+        if self.is_borrowed:
+            self.token.remove_callback(self._token_fired)
+
+    def _end(self) -> bool:
+        """The work ended; returns whether it was cancelled by us, and by nobody else."""
+        if not self._is_over:
+            self._disarm()
+        if self.inbox is not None:
+            self.inbox.close()
+        if not self.was_cancelled:
+            return False
+        assert self.task is not None
+        return self.task.uncancel() <= self._cancels_before
+
+    async def answer_nobody(self) -> None:
+        """Have the server end its side as of any request that was answered.
+
+        Without an answer it would send and log a 500. The client is gone; should it
+        read all the same, then this is the truth.
+        """
+        transport = self._transport
+        is_shared = self._scope["http_version"] not in ("1.0", "1.1")
+        if transport is not None and not is_shared:
+            if transport.get_write_buffer_size():
+                transport.abort()  # what waits there may wait for ever
+            else:
+                transport.close()
+        if self._head is None:
+            head = {
+                "type": "http.response.start",
+                "status": CLIENT_CLOSED_REQUEST,
+                "headers": [(b"content-length", b"0")],
+            }
+            with contextlib.suppress(Exception):
+                await self._send(head)
+                await self._send({"type": "http.response.body", "body": b""})
+        elif transport is not None:
+            # The server is to know that the connection ended before we return, or
+            # gunicorn takes the answer for one that the application forgot to complete.
+            await asyncio.sleep(0)
+
+    def log(self) -> None:
+        """Tell the log of the client that left."""
+        assert self.left is not None
+        counts["left"] += 1
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        client = self._scope.get("client") or ("unix", 0)
+        fields = {
+            "client": f"{client[0]}:{client[1]}",
+            "method": self._scope["method"],
+            "path": self._scope["path"],
+            "status": CLIENT_CLOSED_REQUEST,
+            "reason": self.left[0].value,
+            "seconds": round(time.monotonic() - self._started_at, 6),
+        }
+        logger.info(
+            '%(client)s - "%(method)s %(path)s" %(status)d %(reason)s after %(seconds).3f s',
+            fields,
+            extra={"request": fields},
+        )
+
+
+class UvicornCall(WatchedCall):
+    """Under uvicorn the request's own record takes the news, and hands it on."""
+
+    def _begin(self) -> None:
+        transport = self._receive.__self__.transport  # type: ignore[attr-defined]
+        is_plain = self._policy.is_plain and not (self._policy.grace or self.is_borrowed)
+        if is_plain and self._arm_shortly(transport, self.token):
+            counts["transport"] += 1
+            if self.token.cancelled:
+                self._has_left_before(self.token.reason or Reason.OWNER_CLOSED)
+        else:
+            super()._begin()
+
+    @property
+    def _cycle(self) -> Any:
+        return self._receive.__self__  # type: ignore[attr-defined]
+
+    def _is_unheard(self) -> bool:
+        # Its connection_lost, which we follow, is all that its receive() would tell of.
+        return self._connection is None and super()._is_unheard()
+
+    def _next_message(self) -> Awaitable[Message]:
+        return self._receive() if self.inbox is None else super()._next_message()
+
+    def _tell_application(self, reason: Reason) -> None:
+        # uvicorn alone tells the newest request of a pipeline, which may be another.
+        cycle = self._cycle
+        cycle.disconnected = True
+        cycle.message_event.set()
+        cycle.flow.resume_writing()
+        super()._tell_application(reason)
+        if reason is Reason.FIN:
+            cycle.transport.close()
+        else:
+            cycle.transport.abort()
+
+    async def answer_nobody(self) -> None:
+        """A disconnected cycle asks for none, and starts nothing behind it."""
+        if not self._cycle.disconnected:
+            self._tell_application(self.left[0] if self.left else Reason.OWNER_CLOSED)
+
+
+class ProtocolCall(UvicornCall):
+    """Under our own protocol its exchange has the token, and says when it cancels it."""
+
+    def _begin(self) -> None:
+        counts["protocol"] += 1
+        self._exchange.on_cancel = self._cancelled
+        reason = self.token.reason
+        if reason is not None:
+            self._has_left_before(reason)
+
+    @property
+    def _exchange(self) -> Any:
+        return self._send.__self__  # type: ignore[attr-defined]
+
+    def _cancelled(self, reason: Reason) -> None:
+        self.on_leave(reason, time.monotonic_ns())
+
+    def _disarm(self) -> None:
+        self._is_over = True
+        self._exchange.on_cancel = None
+        self._exit()
+
+    def _tell_application(self, reason: Reason) -> None:
+        """The protocol has done so."""
+
+    async def answer_nobody(self) -> None:
+        """The protocol closes."""
+
+
+def content_length(head: Message | None) -> float:
+    """How many bytes a response's body has; infinity where its head does not say."""
+    for name, value in head.get("headers", ()) if head else ():
+        if name.lower() == b"content-length":
+            with contextlib.suppress(ValueError):
+                return int(value)
+    return math.inf
+
+
+async def _nothing() -> None: ...

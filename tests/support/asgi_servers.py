@@ -1,0 +1,171 @@
+"""ASGI servers in processes of their own, on loopback, with what their applications say."""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.support.http import Client
+from tests.support.net import wait_until
+
+__all__ = ["SERVERS", "Served", "serving", "tls_context"]
+
+REPOSITORY = Path(__file__).parents[2]
+TLS = Path(__file__).parent / "tls"
+
+#: By name: the command, with "{app}", and "{fd}" of a listening socket or "{port}".
+SERVERS: dict[str, str] = {
+    "uvicorn": "uvicorn {app} --fd {fd} --http httptools --loop uvloop",
+    "uvicorn-asyncio": "uvicorn {app} --fd {fd} --http httptools --loop asyncio",
+    "uvicorn-h11": "uvicorn {app} --fd {fd} --http h11 --loop uvloop",
+    "ours": "uvicorn {app} --fd {fd} --http disconnect_watch.adapters.uvicorn:HttpTools",
+    "hypercorn": "hypercorn {app} --bind fd://{fd} --worker-class asyncio",
+    "hypercorn-uvloop": "hypercorn {app} --bind fd://{fd} --worker-class uvloop",
+    "granian": "granian {app} --interface asgi --host 127.0.0.1 --port {port} --no-ws",
+    "gunicorn": "gunicorn {app} --bind fd://{fd} --worker-class asgi --no-control-socket",
+}
+
+#: What to add for TLS.
+TLS_OPTIONS: dict[str, str] = {
+    "uvicorn": "--ssl-certfile {cert} --ssl-keyfile {key}",
+    "hypercorn": "--certfile {cert} --keyfile {key}",
+    "granian": "--ssl-certificate {cert} --ssl-keyfile {key}",
+    "gunicorn": "--certfile {cert} --keyfile {key}",
+}
+
+
+class Served:
+    """A server that runs.
+
+    Attributes:
+        port: it listens on, at 127.0.0.1.
+        log: what it said itself, so far.
+    """
+
+    def __init__(self, port: int, events: Path, log: Path, *, is_tls: bool) -> None:
+        self.port = port
+        self.is_tls = is_tls
+        self._events = events
+        self._log = log
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def events(self, event: str | None = None) -> list[dict[str, Any]]:
+        """What the application said so far, of one kind of event or of all."""
+        lines = self._events.read_text().splitlines()
+        said: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        return [each for each in said if event in (None, each["event"])]
+
+    def names(self, event: str) -> list[str]:
+        """The requests of which it said that."""
+        return [each["name"] for each in self.events(event)]
+
+    def wait_for(self, event: str, name: str) -> dict[str, Any]:
+        """Wait until the application says that of a request, and return it."""
+        wait_until(lambda: name in self.names(event), 20)
+        return next(each for each in self.events(event) if each["name"] == name)
+
+    def open(self, name: str) -> None:
+        """Let a request go on that waits for it."""
+        self._order(f"open/{name}")
+
+    def collect_garbage(self) -> None:
+        """Close what is in reference cycles only."""
+        self._order("collect")
+
+    def stats(self) -> dict[str, Any]:
+        """What ``adapters.asgi.stats`` says there."""
+        stats: dict[str, Any] = self._order("stats")
+        return stats
+
+    def _order(self, what: str) -> Any:
+        with self.client() as client:
+            client.post(f"/bare/{what}")
+            status, _, body = client.read_response()
+        assert status == 200, what
+        return json.loads(body)
+
+    def client(self) -> Client:
+        """A client of it."""
+        return Client(self.port, "localhost", tls=tls_context() if self.is_tls else None)
+
+
+@contextlib.contextmanager
+def serving(name: str, app: str, *, is_tls: bool = False) -> Iterator[Served]:
+    """A server of ``SERVERS`` with an application of ``tests.support``.
+
+    Ends by SIGTERM, or by SIGKILL of its process group where that is not enough.
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        socket.create_server(("127.0.0.1", 0), backlog=128) as listening,
+    ):
+        events, log = Path(folder) / "events", Path(folder) / "log"
+        events.touch()
+        port = listening.getsockname()[1]
+        family = name.partition("-")[0].replace("ours", "uvicorn")
+        template = SERVERS[name] + (f" {TLS_OPTIONS[family]}" if is_tls else "")
+        if family == "granian":
+            listening.close()
+        words = template.format(
+            app=f"tests.support.{app}",
+            fd=-1 if family == "granian" else listening.fileno(),
+            port=port,
+            cert=TLS / "cert.pem",
+            key=TLS / "key.pem",
+        ).split()
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *words],
+                cwd=REPOSITORY,
+                env=os.environ | {"DW_EVENTS": str(events), "PYTHONPATH": str(REPOSITORY)},
+                pass_fds=[] if family == "granian" else [listening.fileno()],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        served = Served(port, events, log, is_tls=is_tls)
+        try:
+            wait_until(lambda: _answers(served) or process.poll() is not None, 30)
+            assert process.poll() is None, served.log
+            yield served
+        finally:
+            _end(process)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def tls_context() -> ssl.SSLContext:
+    """For clients that trust the servers here."""
+    return ssl.create_default_context(cafile=str(TLS / "cert.pem"))
+
+
+def _answers(served: Served) -> bool:
+    try:
+        served.stats()
+    except (OSError, EOFError):
+        return False
+    return True
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
