@@ -20,6 +20,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import httptools
@@ -28,7 +29,7 @@ import uvloop
 import disconnect_watch as dw
 from bench._build import build_library
 
-__all__ = ["REPLY", "VARIANTS"]
+__all__ = ["REPLY", "VARIANTS", "serve"]
 
 BODY = b'{"model_name":"tiny","text_output":"a word and another"}'
 REPLY = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
@@ -175,12 +176,12 @@ class Orders:
         return 0
 
 
-async def main() -> None:
-    """Serve until stdin ends."""
+async def serve(variants: Mapping[str, Callable[[], asyncio.BaseProtocol]]) -> None:
+    """Serve each protocol on a port of its own until stdin ends."""
     loop = asyncio.get_running_loop()
     servers = {
         name: await loop.create_server(protocol, "127.0.0.1", 0)
-        for name, protocol in VARIANTS.items()
+        for name, protocol in variants.items()
     }
     print(json.dumps({n: s.sockets[0].getsockname()[1] for n, s in servers.items()}), flush=True)
     orders = Orders()
@@ -193,4 +194,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main())
+    uvloop.run(serve(VARIANTS))

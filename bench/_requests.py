@@ -4,11 +4,11 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from bench._build import build_program
 from bench._http_server import REPLY, VARIANTS
@@ -36,11 +36,24 @@ class Round:
 
 
 class Server:
-    """The server process; see ``_http_server``."""
+    """The server process; see ``_http_server``.
 
-    def __init__(self, *, under: Sequence[str] = (), options: Sequence[str] = ()) -> None:
+    Args:
+        module: what it runs, to be ordered about as ``_http_server`` is.
+        num_reply_bytes: of each of its replies.
+    """
+
+    def __init__(
+        self,
+        *,
+        module: str = "bench._http_server",
+        num_reply_bytes: int = len(REPLY),
+        under: Sequence[str] = (),
+        options: Sequence[str] = (),
+    ) -> None:
+        self._num_reply_bytes = num_reply_bytes
         self._process = subprocess.Popen(
-            [*under, sys.executable, "-m", "bench._http_server", *options],
+            [*under, sys.executable, "-m", module, *options],
             cwd=REPOSITORY,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -73,8 +86,12 @@ class Server:
         self, variant: str, num_connections: int, *, duration_ms: int = 0, num_requests: int = 0
     ) -> tuple[int, int]:
         numbers = (
-            self._ports[variant], num_connections, len(REPLY), duration_ms, num_requests
-        )  # fmt: skip
+            self._ports[variant],
+            num_connections,
+            self._num_reply_bytes,
+            duration_ms,
+            num_requests,
+        )
         done = subprocess.run(
             [self._load, *map(str, numbers)], capture_output=True, text=True, timeout=120
         )
@@ -109,17 +126,21 @@ class Server:
         self.close()
 
 
-def count_instructions(folder: Path) -> dict[str, float]:
+def count_instructions(
+    folder: Path, *, variants: Iterable[str] = VARIANTS, **server_options: Any
+) -> dict[str, float]:
     """User-space instructions a request, of each variant, counted by callgrind.
 
     Far steadier than time, and blind to the kernel's part.
 
     Args:
         folder: an empty one, for callgrind's files.
+        variants: of the server.
+        **server_options: of ``Server``.
     """
     under = ["valgrind", "-q", "--tool=callgrind", f"--callgrind-out-file={folder}/out"]
-    with Server(under=under, options=["--marks"]) as server:
-        for variant in VARIANTS:
+    with Server(under=under, options=["--marks"], **server_options) as server:
+        for variant in variants:
             server.request(variant, FEW_REQUESTS)
             for num_requests in (FEW_REQUESTS, MANY_REQUESTS):
                 server.order("zero")
@@ -129,7 +150,7 @@ def count_instructions(folder: Path) -> dict[str, float]:
     return {
         variant: (counts[f"{variant}/{MANY_REQUESTS}"] - counts[f"{variant}/{FEW_REQUESTS}"])
         / (MANY_REQUESTS - FEW_REQUESTS)
-        for variant in VARIANTS
+        for variant in variants
     }
 
 
