@@ -20,9 +20,11 @@ import pytest
 
 from disconnect_watch import ClientDisconnected, Connection, StaleWatchError
 from disconnect_watch.adapters import TOKEN_KEY
+from disconnect_watch.adapters.uvicorn import H11
 from disconnect_watch.adapters.uvicorn._watched import WatchedProtocol
 from disconnect_watch.token import CancelToken, Reason
 from disconnect_watch.watcher import Watcher, default_watcher
+from tests.support.documents import run_blocks
 from tests.support.http import Client, request_bytes
 from tests.support.net import wait_until
 from tests.support.serve import STACKS, Stack, ThreadedServer
@@ -358,7 +360,9 @@ def test_unix_sockets_are_watched(stack: Stack, tmp_path: Any) -> None:
         assert list(app.tokens) == ["/wait"]
 
 
-def test_a_leave_under_tls_counts_even_if_half_closes_do_not(stack: Stack) -> None:
+def test_a_leave_under_tls_counts_even_if_half_closes_do_not(
+    stack: Stack, caplog: pytest.LogCaptureFixture
+) -> None:
     """There is no half-close under TLS: the transport closes, and nobody is left to answer."""
     with (
         recording(
@@ -374,6 +378,7 @@ def test_a_leave_under_tls_counts_even_if_half_closes_do_not(stack: Stack) -> No
         client.shutdown(socket.SHUT_WR)
         wait_until(lambda: app.heard == ["/wait"])
         assert app.tokens["/wait"].reason is Reason.OWNER_CLOSED
+    assert "eof_received" not in caplog.text
 
 
 @pytest.mark.parametrize("is_pipelined", [False, True])
@@ -466,6 +471,83 @@ def test_a_connection_that_cannot_be_watched_is_served_and_still_cancelled(
     assert "cannot watch the connection" in caplog.text
 
 
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_an_eof_that_the_transport_reads_is_heard_at_once(stack: Stack, is_watched: bool) -> None:
+    """And not with the end of the connection, a turn of the loop later."""
+    heard: list[tuple[bool, bool, bool]] = []
+    app = Recorder()
+
+    class Listening(WatchedProtocol):
+        def eof_received(self) -> Any:
+            is_kept_open = super().eof_received()
+            event = self.cycle.message_event
+            heard.append((self.cycle.disconnected, event.is_set(), app.tokens["/wait"].cancelled))
+            return is_kept_open
+
+    with Watcher() as watcher:
+        if not is_watched:
+            watcher.close()
+        protocol = stack.mixed(Listening, watcher=watcher)
+        with stack.serving(app, protocol) as server, Client(server.port) as client:
+            client.post("/wait", b"")
+            wait_until(lambda: "/wait" in app.tokens)
+            client.sock.close()
+            wait_until(lambda: app.heard == ["/wait"])
+    # Where the watcher is first, the transport may be closed before it reads the EOF.
+    assert heard == [(True, True, True)] or (is_watched and not heard)
+
+
+def test_a_watcher_that_is_closed_leaves_its_connections_served(
+    stack: Stack, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Recorder()
+    with Watcher() as watcher:
+        protocol = stack.configured(watcher=watcher)
+        with stack.serving(app, protocol) as server, contextlib.ExitStack() as clients:
+            running, idle, ending = [clients.enter_context(Client(server.port)) for _ in range(3)]
+            running.post("/wait", b"")
+            idle.post("/echo", b"x")
+            idle.read_response()
+            ending.sock.sendall(request_bytes("/body", b"xyz")[:-1])
+            wait_until(lambda: watcher.stats().num_armed == 2)
+            watcher.close()
+
+            ending.sock.sendall(b"z")
+            assert ending.read_response()[2] == b"/body=xyz"
+            idle.post("/echo", b"x")
+            assert idle.read_response()[2] == b"/echo=x"
+            assert "cannot watch the connection" in caplog.text
+            idle.post("/wait_too", b"")
+            wait_until(lambda: "/wait_too" in app.tokens)
+            for client, path in ((running, "/wait"), (idle, "/wait_too")):
+                client.sock.close()
+                wait_until(lambda: path in app.heard)  # noqa: B023
+                assert app.tokens[path].reason is Reason.FIN
+
+
+class Streaming(Recorder):
+    """Answers in two pieces of unknown length."""
+
+    async def answer(self, path: str, body: bytes, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"one,", "more_body": True})
+        await send({"type": "http.response.body", "body": b"two"})
+
+
+@pytest.mark.parametrize("half_close", ["disconnect", "ignore", "probe"])
+def test_a_body_of_unknown_length_ends_with_the_connection_to_http_1_0(
+    stack: Stack, half_close: str
+) -> None:
+    with (
+        recording(stack, half_close=half_close, app=Streaming()) as (_, server, _),
+        Client(server.port) as client,
+    ):
+        client.sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        head, _, body = client.read_rest().partition(b"\r\n\r\n")
+        assert b"chunked" not in head.lower()
+        assert body == b"one,two"
+
+
 def test_a_connection_given_to_a_websocket_is_not_watched_any_more(stack: Stack) -> None:
     class Upgraded(asyncio.Protocol):
         """Stands where uvicorn puts a WebSocket protocol, and only says that it got there."""
@@ -493,6 +575,33 @@ def test_a_connection_given_to_a_websocket_is_not_watched_any_more(stack: Stack)
 def test_an_unknown_policy_is_refused(stack: Stack) -> None:
     with pytest.raises(ValueError, match="half_close 'maybe': must be"):
         stack.configured(half_close="maybe")
+
+
+def test_the_documented_application_stops_for_who_leaves_and_serves_who_stays(
+    stack: Stack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = run_blocks("adapters/uvicorn.md")
+    base = H11 if stack.protocol is H11 else names["protocol"]
+    with Watcher() as watcher:
+        protocol = type("Protocol", (base,), {"watcher": watcher})
+        with (
+            stack.serving(names["app"], protocol) as server,
+            Client(server.port) as stays,
+            Client(server.port) as leaves,
+        ):
+            leaves.sock.sendall(b"GET /generate?steps=1000 HTTP/1.1\r\nHost: t\r\n\r\n")
+            stays.sock.sendall(b"GET /generate?steps=20 HTTP/1.1\r\nHost: t\r\n\r\n")
+            wait_until(lambda: watcher.stats().num_armed == 2)
+            leaves.sock.close()
+            assert stays.read_response()[2] == b"done"
+            said = ""
+
+            def has_stopped() -> bool:
+                nonlocal said
+                said += capsys.readouterr().out
+                return "stopped: " in said
+
+            wait_until(has_stopped)
 
 
 def test_what_is_used_of_uvicorn_is_there(stack: Stack) -> None:

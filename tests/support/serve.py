@@ -46,9 +46,9 @@ class Stack:
         """The protocol with a policy of its own."""
         return http_tools(**options) if self.protocol is HttpTools else h11(**options)
 
-    def mixed(self, mixin: type[WatchedProtocol]) -> type[HttpTools | H11]:
+    def mixed(self, mixin: type[WatchedProtocol], **options: Any) -> type[HttpTools | H11]:
         """The protocol with methods of ``mixin`` before its own."""
-        return type(mixin.__name__, (mixin, self.protocol), {})
+        return type(mixin.__name__, (mixin, self.configured(**options)), {})
 
     def serving(
         self, app: Any, protocol: type[HttpTools | H11] | str | None = None, **options: Any

@@ -103,8 +103,10 @@ class WatchedProtocol(UvicornProtocol):
         "_cookie",
         "_core",
         "_exchange",
+        "_exchange_of_1_1",
         "_grace",
         "_has_eof",
+        "_is_probing",
         "_mailbox",
         "_mask",
         "_shared",
@@ -123,7 +125,9 @@ class WatchedProtocol(UvicornProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._application: Callable[..., Awaitable[None]] = self.app
         self.app = self._run_watched
+        self._is_probing = self.half_close == "probe"
         self._mask = MASK_ANY if self.half_close == "disconnect" else MASK_GONE
+        self._exchange_of_1_1 = ProbedExchange if self._is_probing else Exchange
         on_disconnect = self.on_disconnect
         self._grace = on_disconnect.seconds if isinstance(on_disconnect, Grace) else 0.0
         self._connection: Connection | None = None
@@ -146,17 +150,17 @@ class WatchedProtocol(UvicornProtocol):
         super().connection_made(transport)
         watcher = self.watcher or default_watcher()
         try:
-            self._connection = watcher.attach(
+            mailbox = loop_mailbox(watcher)
+            connection = watcher.attach(
                 transport.get_extra_info("socket").fileno(), vanish_after=self.vanish_after
             )
         except (DisconnectWatchError, OSError) as error:
             self._warn(error)
             return
-        self._mailbox = loop_mailbox(watcher)
-        self._core = self._mailbox.core
-        self._cookie = self._mailbox.listen(self._connection, self._watch_fired)
+        self._connection, self._mailbox, self._core = connection, mailbox, mailbox.core
+        self._cookie = mailbox.listen(connection, self._watch_fired)
         if self.unblind is not None:
-            self.flow = UnblindingFlow(transport, self._connection, self.unblind)
+            self.flow = UnblindingFlow(transport, connection, self.unblind)
 
     def connection_lost(self, exc: Exception | None) -> None:
         reason = self._reason_of_loss(exc)
@@ -221,31 +225,26 @@ class WatchedProtocol(UvicornProtocol):
                 self._end_exchange()
 
     def _begin_exchange(self, scope: Message, cycle: Any) -> Exchange:
-        kind = Exchange
-        if scope["http_version"] == "1.0":
-            kind = self._exchange_of_1_0
-        elif self.half_close == "probe":
-            kind = ProbedExchange
+        kind = self._exchange_of_1_0 if scope["http_version"] == "1.0" else self._exchange_of_1_1
         exchange = self._exchange = kind(self, cycle)
         if self._grace:
             exchange.grace = GracePeriod(self._grace, cycle, self._cut)
             exchange.armed = exchange.grace.left
-        if self._connection is not None:
-            try:
-                self._arm(self._connection, exchange)
-            except DisconnectWatchError as error:  # the watcher was closed
-                self._detach()
-                self._warn(error)
-        return exchange
-
-    def _arm(self, connection: Connection, exchange: Exchange) -> None:
-        exchange.watch_id = connection.arm(
-            exchange.armed, mask=self._mask, mailbox=self._core, cookie=self._cookie
-        )
-        if self.half_close == "probe":
-            exchange.fin_watch_id = connection.arm(
-                None, mask=MASK_FIN, mailbox=self._core, cookie=self._cookie
+        connection = self._connection
+        if connection is None:
+            return exchange
+        try:
+            exchange.watch_id = connection.arm(
+                exchange.armed, mask=self._mask, mailbox=self._core, cookie=self._cookie
             )
+            if self._is_probing:
+                exchange.fin_watch_id = connection.arm(
+                    None, mask=MASK_FIN, mailbox=self._core, cookie=self._cookie
+                )
+        except DisconnectWatchError as error:  # the watcher was closed
+            self._detach()
+            self._warn(error)
+        return exchange
 
     def _end_exchange(self, *, is_answered: bool = False) -> None:
         """Disarm. A watch that fired is answered now, since its delivery is cut off.
