@@ -14,7 +14,6 @@ from tests.support.http import Client
 from tests.support.net import open_fds, wait_until
 from tests.support.serve import STACKS, Stack, ThreadedServer
 
-#: More than a connection is worth, so that one that is kept shows, too.
 REQUESTS_PER_CONNECTION = 100
 NUM_WARM_UP = 1000
 
@@ -35,15 +34,14 @@ def request_often(server: ThreadedServer, num_requests: int) -> None:
 
 
 def holdings(server: ThreadedServer, watcher: Watcher) -> tuple[int, ...]:
-    """Tasks, fds, flags, connections and watches, once the server has nothing to do."""
-    wait_until(lambda: not server.server.server_state.connections)
-    wait_until(lambda: watcher.stats().num_connections == 0)
+    """Tasks, fds, flags and watches, once one connection is left."""
+    wait_until(lambda: len(server.server.server_state.connections) == 1)
+    wait_until(lambda: watcher.stats().num_connections == 1)
     stats = watcher.stats()
     return (
         len(asyncio.all_tasks(server.loop)),
         len(open_fds()),
         flag_table().stats()[0],
-        stats.num_connections,
         stats.num_armed,
     )
 
@@ -63,11 +61,14 @@ def test_keep_alive_requests_leave_nothing_behind(stack: Stack, num_requests: in
     with (
         Watcher() as watcher,
         stack.serving(application, stack.configured(watcher=watcher)) as server,
+        # It keeps the loop's mailbox, and so all that the mailbox may have kept.
+        Client(server.port),
     ):
         request_often(server, NUM_WARM_UP)
         before = holdings(server, watcher)
         blocks = allocated_blocks()
         request_often(server, num_requests)
         assert holdings(server, watcher) == before
-        # An object a request would be num_requests, one a connection a hundredth of it.
-        assert allocated_blocks() - blocks < num_requests // REQUESTS_PER_CONNECTION
+        # An object a request would be ten times as much, a connection that is kept, with
+        # its parser and transport, five times; the interpreter itself grows by a few hundred.
+        assert allocated_blocks() - blocks < num_requests // 10
