@@ -104,6 +104,11 @@ void net_vanish(int fd)
         0);
 }
 
+void net_set_option(int fd, int level, int option, int value)
+{
+    CHECK_EQ(setsockopt(fd, level, option, &value, sizeof value), 0);
+}
+
 void net_send(int fd, size_t num_bytes)
 {
     static const char zeros[4096];

@@ -33,6 +33,8 @@ void net_leave(net_pair *pair, enum net_leave how);
  * cable. Over TCP. */
 void net_vanish(int fd);
 
+void net_set_option(int fd, int level, int option, int value);
+
 void net_send(int fd, size_t num_bytes);
 
 /* Sends until the peer's window and the own buffer are full. */

@@ -16,10 +16,7 @@ TEST_EACH(a_probed_peer_that_closed_resets_and_one_that_half_closed_does_not,
     fixture_attach(&fx, &half_closed);
     fixture_arm(&fx, &closed, DW_MASK_GONE, 0);
     fixture_arm(&fx, &half_closed, DW_MASK_GONE, 0);
-    int linger_s = 1;
-    CHECK_EQ(setsockopt(closed.net.client, IPPROTO_TCP, TCP_LINGER2, &linger_s,
-                        sizeof linger_s),
-             0);
+    net_set_option(closed.net.client, IPPROTO_TCP, TCP_LINGER2, 1 /* s */);
     net_leave(&closed.net, LEAVE_FIN);
     net_leave(&half_closed.net, LEAVE_HALF_CLOSE);
     UNTIL(&fx, dw_watcher_reason(fx.watcher, closed.conn) == DW_REASON_FIN);

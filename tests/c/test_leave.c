@@ -240,14 +240,13 @@ TEST_EACH(the_own_shut_rd_is_no_leave_and_hides_none, watch_setup, setup,
     }
 }
 
-TEST_EACH(the_own_shut_wr_is_no_leave_and_the_peers_fin_after_it_is,
-          watch_setup, setup, all_setups)
+static void shut_then_leave(const watch_setup *setup, int how)
 {
     fixture fx;
     fixture_open(&fx, setup);
     watched w;
     fixture_watch(&fx, &w);
-    CHECK_EQ(shutdown(w.net.server, SHUT_WR), 0);
+    CHECK_EQ(shutdown(w.net.server, how), 0);
     fixture_settle(&fx);
     CHECK_EQ(fixture_reason(&fx, &w), DW_REASON_NONE);
     net_leave(&w.net, LEAVE_FIN);
@@ -257,21 +256,16 @@ TEST_EACH(the_own_shut_wr_is_no_leave_and_the_peers_fin_after_it_is,
     fixture_close(&fx);
 }
 
+TEST_EACH(the_own_shut_wr_is_no_leave_and_the_peers_fin_after_it_is,
+          watch_setup, setup, all_setups)
+{
+    shut_then_leave(setup, SHUT_WR);
+}
+
 TEST_EACH(the_own_shutdown_of_both_is_no_leave_and_the_peers_fin_after_it_is,
           watch_setup, setup, tcp_setups)
 {
-    fixture fx;
-    fixture_open(&fx, setup);
-    watched w;
-    fixture_watch(&fx, &w);
-    CHECK_EQ(shutdown(w.net.server, SHUT_RDWR), 0);
-    fixture_settle(&fx);
-    CHECK_EQ(fixture_reason(&fx, &w), DW_REASON_NONE);
-    net_leave(&w.net, LEAVE_FIN);
-    UNTIL(&fx, fixture_reason(&fx, &w) != DW_REASON_NONE);
-    CHECK_EQ(fixture_reason(&fx, &w), DW_REASON_FIN);
-    fixture_drop(&fx, &w);
-    fixture_close(&fx);
+    shut_then_leave(setup, SHUT_RDWR);
 }
 
 /* Both FINs under way at once, which takes a peer that hears nothing more. */
@@ -337,10 +331,7 @@ TEST_EACH(a_client_that_vanished_has_timed_out, watch_setup, setup, tcp_setups)
     fixture_open(&fx, setup);
     watched w;
     fixture_watch(&fx, &w);
-    int timeout_ms = 50;
-    CHECK_EQ(setsockopt(w.net.server, IPPROTO_TCP, TCP_USER_TIMEOUT,
-                        &timeout_ms, sizeof timeout_ms),
-             0);
+    net_set_option(w.net.server, IPPROTO_TCP, TCP_USER_TIMEOUT, 50 /* ms */);
     net_vanish(w.net.client);
     net_send(w.net.server, 10);
     UNTIL(&fx, fixture_reason(&fx, &w) != DW_REASON_NONE);
@@ -358,15 +349,14 @@ TEST_EACH(an_idle_client_that_vanished_has_timed_out_by_keepalive, watch_setup,
     fixture_open(&fx, setup);
     watched w;
     fixture_watch(&fx, &w);
-    int one = 1, fd = w.net.server;
     const int names[] = {TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT};
-    CHECK(!setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one));
+    net_set_option(w.net.server, SOL_SOCKET, SO_KEEPALIVE, 1);
     for (int i = 0; i < 3; i++)
-        CHECK(!setsockopt(fd, IPPROTO_TCP, names[i], &one, sizeof one));
+        net_set_option(w.net.server, IPPROTO_TCP, names[i], 1);
     net_vanish(w.net.client);
     UNTIL(&fx, fixture_reason(&fx, &w) != DW_REASON_NONE);
     CHECK_EQ(fixture_reason(&fx, &w), DW_REASON_TIMED_OUT);
-    CHECK_EQ(dw_sock_is_gone(fd), DW_REASON_TIMED_OUT);
+    CHECK_EQ(dw_sock_is_gone(w.net.server), DW_REASON_TIMED_OUT);
     fixture_drop(&fx, &w);
     fixture_close(&fx);
 }

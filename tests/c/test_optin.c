@@ -41,11 +41,6 @@ static options read_options(int fd)
     return all;
 }
 
-static void set_option(int fd, int level, int name, int value)
-{
-    CHECK_EQ(setsockopt(fd, level, name, &value, sizeof value), 0);
-}
-
 static int get_option(int fd, int level, int name)
 {
     int value;
@@ -67,11 +62,11 @@ static void owner_with_defaults(int fd)
 
 static void owner_with_keepalive(int fd)
 {
-    set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 2);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 7);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 4);
-    set_option(fd, SOL_SOCKET, SO_RCVLOWAT, 3);
+    net_set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    net_set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 2);
+    net_set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 7);
+    net_set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 4);
+    net_set_option(fd, SOL_SOCKET, SO_RCVLOWAT, 3);
 }
 
 typedef struct {
@@ -157,7 +152,7 @@ TEST(what_the_owner_has_set_meanwhile_stays_and_the_rest_is_put_back)
     fixture_attach(&fx, &w);
     options want = read_options(w.net.server);
     opt_in(&fx, &w);
-    set_option(w.net.server, IPPROTO_TCP, TCP_KEEPIDLE, 33);
+    net_set_option(w.net.server, IPPROTO_TCP, TCP_KEEPIDLE, 33);
     want.values[1] = 33;
     CHECK_EQ(dw_watcher_detach(fx.watcher, w.conn), 0);
     options after = read_options(w.net.server);
@@ -220,8 +215,8 @@ TEST(a_socket_that_took_the_number_is_left_alone)
     options ours = read_options(w.net.server);
     for (int i = 0; i < NUM_TOUCHED; i++) {
         if (ours.values[i] >= 0)
-            set_option(next.server, touched[i].level, touched[i].name,
-                       ours.values[i]);
+            net_set_option(next.server, touched[i].level, touched[i].name,
+                           ours.values[i]);
     }
     options before = read_options(next.server);
     CHECK_EQ(dup2(next.server, w.net.server), w.net.server);

@@ -50,6 +50,24 @@ static void race_join(race *r)
     CHECK_EQ(pthread_join(r->thread, NULL), 0);
 }
 
+/* Lets the client leave, and act come between the poller's news of it and the
+ * lock of the connection. */
+static void leave_before_lock(race *r, enum net_leave how,
+                              void (*act)(void *race))
+{
+    if (r->fx.setup->driver == DW_DRIVER_LOOP) {
+        gate_run("watch:event-before-lock", act, r);
+        net_leave(&r->w.net, how);
+        CHECK(dw_watcher_poll(r->fx.watcher, -1) >= 0);
+    } else {
+        gate_close("watch:event-before-lock");
+        net_leave(&r->w.net, how);
+        gate_wait("watch:event-before-lock");
+        act(r);
+        gate_open("watch:event-before-lock");
+    }
+}
+
 /* Detaches, and attaches connections until one has the freed slot. */
 static void replace_connection(void *arg)
 {
@@ -81,17 +99,7 @@ TEST_EACH(an_event_of_an_earlier_generation_is_dropped_and_counted, watch_setup,
     race r = {.rc = -1};
     fixture_open(&r.fx, setup);
     fixture_watch(&r.fx, &r.w);
-    if (setup->driver == DW_DRIVER_LOOP) {
-        gate_run("watch:event-before-lock", replace_connection, &r);
-        net_leave(&r.w.net, LEAVE_FIN);
-        CHECK(dw_watcher_poll(r.fx.watcher, -1) >= 0);
-    } else {
-        gate_close("watch:event-before-lock");
-        net_leave(&r.w.net, LEAVE_FIN);
-        gate_wait("watch:event-before-lock");
-        replace_connection(&r);
-        gate_open("watch:event-before-lock");
-    }
+    leave_before_lock(&r, LEAVE_FIN, replace_connection);
     fixture_settle(&r.fx);
     CHECK_EQ(fixture_stats(&r.fx).num_stale_events, 1);
     CHECK_EQ(fixture_reason(&r.fx, &r.next), DW_REASON_NONE);
@@ -171,6 +179,7 @@ static void arm_in_hook(void *arg)
 {
     race *r = arg;
     CHECK_EQ(fixture_arm(&r->fx, &r->w, DW_MASK_ANY, 1), 0);
+    CHECK_EQ(fixture_reason(&r->fx, &r->w), DW_REASON_NONE);
 }
 
 TEST_EACH(a_watch_armed_between_the_wait_and_the_lock_is_fired_by_the_event,
@@ -179,19 +188,8 @@ TEST_EACH(a_watch_armed_between_the_wait_and_the_lock_is_fired_by_the_event,
     race r = {.rc = -1};
     fixture_open(&r.fx, setup);
     fixture_attach(&r.fx, &r.w);
-    if (setup->driver == DW_DRIVER_LOOP) {
-        gate_run("watch:event-before-lock", arm_in_hook, &r);
-        net_leave(&r.w.net, LEAVE_FIN);
-        CHECK_EQ(dw_watcher_poll(r.fx.watcher, -1), 1);
-    } else {
-        gate_close("watch:event-before-lock");
-        net_leave(&r.w.net, LEAVE_FIN);
-        gate_wait("watch:event-before-lock");
-        arm_in_hook(&r);
-        CHECK_EQ(fixture_reason(&r.fx, &r.w), DW_REASON_NONE);
-        gate_open("watch:event-before-lock");
-        WAIT_UNTIL(fixture_reason(&r.fx, &r.w) == DW_REASON_FIN);
-    }
+    leave_before_lock(&r, LEAVE_FIN, arm_in_hook);
+    UNTIL(&r.fx, fixture_reason(&r.fx, &r.w) == DW_REASON_FIN);
     CHECK_EQ(fixture_reason(&r.fx, &r.w), DW_REASON_FIN);
     fixture_drop(&r.fx, &r.w);
     fixture_close(&r.fx);
@@ -209,17 +207,7 @@ TEST_EACH(disarm_before_the_event_has_the_lock_means_never_fired, watch_setup,
     race r = {.rc = -1};
     fixture_open(&r.fx, setup);
     fixture_watch(&r.fx, &r.w);
-    if (setup->driver == DW_DRIVER_LOOP) {
-        gate_run("watch:event-before-lock", disarm_in_hook, &r);
-        net_leave(&r.w.net, LEAVE_FIN);
-        CHECK(dw_watcher_poll(r.fx.watcher, -1) >= 0);
-    } else {
-        gate_close("watch:event-before-lock");
-        net_leave(&r.w.net, LEAVE_FIN);
-        gate_wait("watch:event-before-lock");
-        disarm_in_hook(&r);
-        gate_open("watch:event-before-lock");
-    }
+    leave_before_lock(&r, LEAVE_FIN, disarm_in_hook);
     fixture_settle(&r.fx);
     CHECK_EQ(fixture_info(&r.fx, &r.w).reason, DW_REASON_FIN);
     CHECK_EQ(fixture_reason(&r.fx, &r.w), DW_REASON_NONE);
@@ -342,17 +330,7 @@ TEST_EACH(the_owners_word_that_overtakes_the_event_decides_the_reason,
     race r = {.rc = -1};
     fixture_open(&r.fx, setup);
     fixture_watch(&r.fx, &r.w);
-    if (setup->driver == DW_DRIVER_LOOP) {
-        gate_run("watch:event-before-lock", lose_in_hook, &r);
-        net_leave(&r.w.net, LEAVE_FIN);
-        CHECK_EQ(dw_watcher_poll(r.fx.watcher, -1), 1);
-    } else {
-        gate_close("watch:event-before-lock");
-        net_leave(&r.w.net, LEAVE_FIN);
-        gate_wait("watch:event-before-lock");
-        lose_in_hook(&r);
-        gate_open("watch:event-before-lock");
-    }
+    leave_before_lock(&r, LEAVE_FIN, lose_in_hook);
     UNTIL(&r.fx, fixture_stats(&r.fx).num_second_sources == 1);
     CHECK_EQ(fixture_reason(&r.fx, &r.w), DW_REASON_OWNER_CLOSED);
     dw_event events[16];
@@ -379,17 +357,7 @@ TEST_EACH(an_event_that_finds_the_number_reused_is_not_read_off_the_new_socket,
     race r = {.rc = -1};
     fixture_open(&r.fx, setup);
     fixture_watch(&r.fx, &r.w);
-    if (setup->driver == DW_DRIVER_LOOP) {
-        gate_run("watch:event-before-lock", reuse_number, &r);
-        net_leave(&r.w.net, LEAVE_HALF_CLOSE);
-        CHECK_EQ(dw_watcher_poll(r.fx.watcher, -1), 1);
-    } else {
-        gate_close("watch:event-before-lock");
-        net_leave(&r.w.net, LEAVE_HALF_CLOSE);
-        gate_wait("watch:event-before-lock");
-        reuse_number(&r);
-        gate_open("watch:event-before-lock");
-    }
+    leave_before_lock(&r, LEAVE_HALF_CLOSE, reuse_number);
     /* Whether the FIN could be told first or not: the owner closed it. */
     UNTIL(&r.fx,
           fixture_info(&r.fx, &r.w).seen & DW_MASK(DW_REASON_OWNER_CLOSED));

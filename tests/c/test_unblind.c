@@ -36,9 +36,7 @@ TEST_EACH(unblinding_lets_a_fin_in_behind_a_full_window, watch_setup, setup,
     watched w;
     fixture_open(&fx, setup);
     fixture_watch(&fx, &w);
-    int size = 1 << 16;
-    CHECK_EQ(
-        setsockopt(w.net.client, SOL_SOCKET, SO_SNDBUF, &size, sizeof size), 0);
+    net_set_option(w.net.client, SOL_SOCKET, SO_SNDBUF, 1 << 16);
     CHECK(!fixture_info(&fx, &w).is_blind);
     leave_behind_full_window(&w.net);
     fixture_settle(&fx);
