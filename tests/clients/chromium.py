@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from tests.clients.tools import path_of
+from tests.support.tools import path_of
 
 __all__ = ["Browser", "Tab", "browser"]
 

@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.clients.tools import NODE_MODULES, path_of
 from tests.clients.visit import ENDED, PATIENCE, Visit, case
+from tests.support.tools import NODE_MODULES, path_of
 
 SCRIPT = Path(__file__).with_name("node.cjs")
 

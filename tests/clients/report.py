@@ -4,9 +4,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
-from tests.clients.tools import is_here, path_of
 from tests.clients.visit import Case
 from tests.support.page import DOCS
+from tests.support.tools import path_of
 
 __all__ = ["PAGE", "table", "versions"]
 
@@ -30,7 +30,7 @@ def table(news: Mapping[Case, Sequence[str]]) -> str:
 def versions() -> str:
     """Of all the clients that are here, in one line."""
     packages = [f"{name} {version(name)}" for name in _PACKAGES]
-    programs = [f"{name} {_version_of(name)}" for name in _PROGRAMS if is_here(name)]
+    programs = [f"{name} {_version_of(name)}" for name in _PROGRAMS if path_of(name)]
     return ", ".join(packages + programs)
 
 

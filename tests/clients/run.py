@@ -4,8 +4,8 @@ import asyncio
 import inspect
 
 from tests.clients import blocking, looping, openai_sdk, processes, tabs, triton
-from tests.clients.tools import is_here
 from tests.clients.visit import CASES, Case, Visit
+from tests.support.tools import path_of
 from tests.support.upstream import Upstream
 
 __all__ = ["ALL_CASES", "run_case", "what_lacks"]
@@ -18,7 +18,7 @@ ALL_CASES = sorted(CASES, key=lambda case: _MODULES.index(case.act.__module__))
 
 def what_lacks(case: Case) -> str:
     """What is absent that the case needs; empty where all is here."""
-    return next((name for name in case.needs if not is_here(name)), "")
+    return next((name for name in case.needs if not path_of(name)), "")
 
 
 def run_case(case: Case, server: Upstream) -> list[str]:

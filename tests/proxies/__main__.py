@@ -11,9 +11,10 @@ from pathlib import Path
 
 from tests.proxies.cells import Cell, all_cells
 from tests.proxies.measure import Outcome, measure
-from tests.proxies.programs import PROGRAMS, behind, path_of, version_of
+from tests.proxies.programs import PROGRAMS, behind, version_of
 from tests.proxies.report import PAGE, tables
 from tests.support.page import rewrite
+from tests.support.tools import path_of
 from tests.support.upstream import upstream
 
 
@@ -25,7 +26,7 @@ def main() -> int:
     )
     parser.add_argument("--write", action="store_true", help="into docs/proxies.md, too")
     arguments = parser.parse_args()
-    present = [name for name in PROGRAMS if path_of(name) is not None]
+    present = [name for name in PROGRAMS if path_of(name)]
     outcomes: dict[Cell, list[Outcome]] = collections.defaultdict(list)
     for name in present:
         with (

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.proxies.programs import FRONTS, behind, path_of
+from tests.proxies.programs import FRONTS, behind
+from tests.support.tools import path_of
 from tests.support.upstream import Upstream, upstream
 
 
@@ -25,7 +26,7 @@ def port_of(
 
         @functools.cache
         def ports_of(name: str) -> dict[str, int]:
-            if path_of(name) is None:
+            if not path_of(name):
                 pytest.skip(f"{name} is not here: make test-programs")
             directory = tmp_path_factory.mktemp(name)
             return stack.enter_context(behind(name, server.port, directory))

@@ -7,7 +7,6 @@ the foreground, so that the process that was started is the one that is ended.
 import contextlib
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,8 +16,9 @@ from pathlib import Path
 
 from tests.support.net import wait_until
 from tests.support.tls import PEM
+from tests.support.tools import path_of
 
-__all__ = ["FRONTS", "PROGRAMS", "Front", "Program", "behind", "path_of", "version_of"]
+__all__ = ["FRONTS", "PROGRAMS", "Front", "Program", "behind", "version_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,15 +180,10 @@ PROGRAMS = {
 _VERSION_OPTIONS = {"nginx": "-v", "haproxy": "-v", "caddy": "version"}
 
 
-def path_of(name: str) -> str | None:
-    """Where a program is; Debian keeps servers where only root looks."""
-    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-
-
 def version_of(name: str) -> str:
     """Of a program that is here."""
     done = subprocess.run(
-        [path_of(name) or name, _VERSION_OPTIONS[name]], capture_output=True, text=True, check=True
+        [path_of(name), _VERSION_OPTIONS[name]], capture_output=True, text=True, check=True
     )
     found = re.search(r"\d+(\.\d+)+", done.stdout or done.stderr)
     assert found is not None, done
@@ -235,7 +230,7 @@ def _launched(program: Program, config: Path, log: Path) -> subprocess.Popen[byt
     home = dict.fromkeys(("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"), str(config.parent))
     with log.open("wb") as output:
         return subprocess.Popen(
-            [path_of(program.name) or program.name, *command],
+            [path_of(program.name), *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from tests.clients.chromium import browser
-from tests.clients.tools import is_here, path_of
 from tests.support.net import wait_until
 from tests.support.tls import PEM
+from tests.support.tools import path_of
 from tests.support.upstream import Upstream, body_of
 
 pytestmark = pytest.mark.parametrize("key", ["nginx-h2", "haproxy-h2-abortonclose", "caddy-h2"])
@@ -37,7 +37,7 @@ def test_httpx_keeps_the_stream_that_it_breaks_out_of_until_the_client_is_closed
     server.settle()
 
 
-@pytest.mark.skipif(not is_here("curl"), reason="curl is not here: make test-programs")
+@pytest.mark.skipif(not path_of("curl"), reason="curl is not here: make test-programs")
 def test_curl_that_is_interrupted_is_noticed(
     key: str, server: Upstream, port_of: Callable[[str], int]
 ) -> None:
@@ -51,7 +51,7 @@ def test_curl_that_is_interrupted_is_noticed(
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(not is_here("chromium"), reason="chromium is not here: make test-programs")
+@pytest.mark.skipif(not path_of("chromium"), reason="chromium is not here: make test-programs")
 def test_tab_that_aborts_one_fetch_gets_the_whole_of_another(
     key: str, server: Upstream, port_of: Callable[[str], int]
 ) -> None:

@@ -10,11 +10,12 @@ import pytest
 import disconnect_watch as dw
 from tests.proxies.cells import Cell, all_cells
 from tests.proxies.measure import Outcome, measure
-from tests.proxies.programs import FRONTS, behind, path_of
+from tests.proxies.programs import FRONTS, behind
 from tests.proxies.report import PAGE, tables
 from tests.proxies.visitors import H1
 from tests.support.loops import LoopRunner
 from tests.support.net import until
+from tests.support.tools import path_of
 from tests.support.upstream import Upstream
 
 
@@ -39,7 +40,7 @@ def test_handler_of_start_server_behind_a_proxy_is_cancelled(
     key: str, run: LoopRunner, tmp_path: Path
 ) -> None:
     program = FRONTS[key].program
-    if path_of(program) is None:
+    if not path_of(program):
         pytest.skip(f"{program} is not here: make test-programs")
     ended: list[str] = []
 

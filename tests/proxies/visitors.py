@@ -8,6 +8,7 @@ from typing import Protocol
 import h2.config
 import h2.connection
 import h2.events
+import h2.exceptions
 
 from tests.support.net import reset
 from tests.support.serve import Client

@@ -1,14 +1,16 @@
-"""Programs that clients are or run in; a test is skipped where one is absent."""
+"""Programs that tests run; a test is skipped where its own is absent."""
 
 import os
 import shutil
 from pathlib import Path
 
-__all__ = ["NODE_MODULES", "is_here", "path_of"]
+__all__ = ["NODE_MODULES", "path_of"]
 
 #: Where ``.ci/programs`` puts what Node has not built in.
 NODE_MODULES = Path(__file__).parents[2] / "build" / "node" / "node_modules"
 
+#: Debian keeps servers where only root looks.
+_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin"
 _NAMES = {"chromium": ("chromium-headless-shell", "chromium", "google-chrome")}
 
 
@@ -16,9 +18,5 @@ def path_of(name: str) -> str:
     """The path of a program, or of a package of Node's; empty where it is absent."""
     if name == "undici":
         return str(NODE_MODULES / name) if (NODE_MODULES / name).is_dir() else ""
-    found = map(shutil.which, _NAMES.get(name, (name,)))
+    found = (shutil.which(each, path=_PATH) for each in _NAMES.get(name, (name,)))
     return next((path for path in found if path), "")
-
-
-def is_here(name: str) -> bool:
-    return bool(path_of(name)) and os.access(path_of(name), os.R_OK)
