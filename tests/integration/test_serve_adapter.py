@@ -26,7 +26,7 @@ from disconnect_watch.token import CancelToken, Reason
 from disconnect_watch.watcher import Watcher, default_watcher
 from tests.support.documents import run_blocks
 from tests.support.http import Client, request_bytes
-from tests.support.net import wait_until
+from tests.support.net import until, wait_until
 from tests.support.serve import STACKS, Stack, ThreadedServer
 
 TLS = Path(__file__).parent.parent / "support" / "tls"
@@ -261,6 +261,63 @@ def test_leaving_with_the_last_byte_is_no_disconnect(stack: Stack) -> None:
         finish.set()
         wait_until(lambda: app.ended == ["/task"])
         assert not is_cancelled
+
+
+def test_the_watch_ends_before_the_last_byte_is_written(stack: Stack) -> None:
+    num_armed: list[int] = []
+
+    class Counting(WatchedProtocol):
+        def on_response_complete(self) -> None:
+            num_armed.append(watcher.stats().num_armed)  # the last byte is out by now
+            super().on_response_complete()
+
+    with (
+        Watcher() as watcher,
+        stack.serving(Recorder(), stack.mixed(Counting, watcher=watcher)) as server,
+        Client(server.port) as client,
+    ):
+        client.post("/echo", b"x")
+        assert client.read_response()[2] == b"/echo=x"
+    assert num_armed == [0]
+
+
+def test_a_last_write_that_waits_for_its_client_is_still_watched(stack: Stack) -> None:
+    waits = threading.Event()
+
+    class Large(Recorder):
+        async def answer(self, path: str, body: bytes, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": bytes(1 << 24), "more_body": True})
+            asyncio.get_running_loop().call_soon(waits.set)
+            await send({"type": "http.response.body", "body": b"end"})
+
+    with recording(stack, app=Large()) as (app, server, _), Client(server.port) as client:
+        client.post("/large", b"")
+        assert waits.wait(10)
+        client.sock.shutdown(socket.SHUT_WR)
+        wait_until(lambda: app.tokens["/large"].cancelled)
+        wait_until(lambda: app.ended == ["/large"])
+
+
+def test_a_message_after_the_last_does_not_end_the_watch_of_the_next_request(
+    stack: Stack,
+) -> None:
+    class TooMany(Recorder):
+        async def answer(self, path: str, body: bytes, receive: Any, send: Any) -> None:
+            await super().answer(path, body, receive, send)
+            if path == "/first":
+                await until(lambda: "/wait" in self.tokens)
+                with pytest.raises(RuntimeError):
+                    await send({"type": "http.response.body", "body": b"again"})
+
+    with recording(stack, app=TooMany()) as (app, server, _), Client(server.port) as client:
+        client.post("/first", b"")
+        client.read_response()
+        client.post("/wait", b"")
+        wait_until(lambda: app.ended == ["/first"])
+        client.sock.close()
+        wait_until(lambda: app.heard == ["/wait"])
+        assert app.tokens["/wait"].reason is Reason.FIN
 
 
 def test_an_application_may_raise_that_its_client_left(
