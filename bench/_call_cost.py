@@ -90,19 +90,25 @@ class Empty:
 Block = Callable[[], AbstractAsyncContextManager[object]]
 
 
-def measure_blocks(num_rounds: int, num_blocks: int) -> Costs:
-    """Microseconds of one ``async with`` on uvloop, by what it enters and what it awaits.
+def measure_blocks(num_rounds: int, num_blocks: int) -> dict[str, Costs]:
+    """Microseconds of one ``async with``, by loop, by what it enters and what it awaits.
 
     A body that waits lets the loop run once, which is when uvloop tells the
     kernel that reading is paused; a body that does not pays nothing for that.
     """
-    return uvloop.run(_measure_blocks(num_rounds, num_blocks))
+    return {
+        "uvloop": uvloop.run(_measure_blocks(num_rounds, num_blocks)),
+        "asyncio": asyncio.run(_measure_blocks(num_rounds, num_blocks)),
+    }
 
 
 async def _measure_blocks(num_rounds: int, num_blocks: int) -> Costs:
+    is_over = asyncio.Event()
+
     async def stay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
+        is_over.set()
 
     server = await asyncio.start_server(stay, "127.0.0.1", 0)
     async with server:
@@ -110,6 +116,7 @@ async def _measure_blocks(num_rounds: int, num_blocks: int) -> Costs:
         entered: dict[str, Block] = {
             "empty block": Empty,
             "watch": lambda: dw.watch(writer),
+            "watch of a transport": lambda: dw.watch(writer.transport),
             "watch, reading on": lambda: dw.watch(writer, pause_reading=False),
             "asyncio.timeout(60)": lambda: asyncio.timeout(60),
         }
@@ -124,6 +131,7 @@ async def _measure_blocks(num_rounds: int, num_blocks: int) -> Costs:
                         costs[name + body].append(spent_ns / num_blocks / 1000)
         writer.close()
         await writer.wait_closed()
+        await is_over.wait()
     return costs
 
 

@@ -51,6 +51,10 @@ C_CALLS = {
 }
 
 
+#: What is compared with an empty block, each sample with that of its own round.
+ENTERED = ("watch", "watch of a transport", "watch, reading on", "asyncio.timeout(60)")
+
+
 def run(config: Config) -> Report:
     """Measure all of it."""
     report = Report("watch_cost", asdict(config))
@@ -94,16 +98,17 @@ def _report_syscalls(report: Report, config: Config) -> None:
 
 
 def _report_blocks(report: Report, config: Config) -> None:
-    costs = measure_blocks(config.num_rounds, config.num_blocks)
-    for name, samples in costs.items():
-        report.add(name, "us", samples)
-    for body in ("", ", one wait inside"):
-        for name in ("watch", "watch, reading on", "asyncio.timeout(60)"):
-            pairs = zip(costs[name + body], costs["empty block" + body], strict=True)
-            report.add(
-                f"{name}{body}: more than empty", "us", [ours - none for ours, none in pairs]
-            )
-        _compare(report, costs, "watch" + body, "asyncio.timeout(60)" + body)
+    for loop, costs in measure_blocks(config.num_rounds, config.num_blocks).items():
+        named = {f"{name}, {loop}": samples for name, samples in costs.items()}
+        for name, samples in named.items():
+            report.add(name, "us", samples)
+        for where in (f", {loop}", f", one wait inside, {loop}"):
+            for name in ENTERED:
+                pairs = zip(named[name + where], named["empty block" + where], strict=True)
+                report.add(
+                    f"{name}{where}: more than empty", "us", [ours - none for ours, none in pairs]
+                )
+            _compare(report, named, "watch" + where, "asyncio.timeout(60)" + where)
 
 
 def _report_load(report: Report, config: Config) -> None:
