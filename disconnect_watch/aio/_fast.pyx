@@ -43,6 +43,7 @@ cdef uint32_t PLAIN_MASK = PLAIN.mask
 cdef int FIN = tokens.Reason.FIN.code
 cdef type StreamWriter = asyncio.StreamWriter
 cdef type SelectorSocketTransport = _SelectorSocketTransport
+cdef object PAUSE_READING = _SelectorSocketTransport.pause_reading
 cdef object get_running_loop = asyncio.get_running_loop
 cdef object current_task = asyncio.current_task
 # Before 3.12 current_task is written in Python, and takes a tenth of a whole watch.
@@ -367,8 +368,7 @@ cdef class Hold:
     cdef object _tell
 
     cdef bint begin(self, transport) except -1:
-        # A transport whose pause_reading is shadowed has somebody who wants to hear of it.
-        if type(transport) is not SelectorSocketTransport or "pause_reading" in transport.__dict__:
+        if type(transport) is not SelectorSocketTransport:
             return False
         cdef object handle = self._handle
         if self._transport is not transport or handle._callback is not self._read:
@@ -406,7 +406,10 @@ cdef class Hold:
 
 
 cdef object reading_handle(transport):
-    # None where the transport does not read now, or asyncio is not as we know it.
+    # None where the transport does not read now, asyncio is not as we know it, or somebody
+    # shadows the method that we would not call.
+    if getattr(transport.pause_reading, "__func__", None) is not PAUSE_READING:
+        return None
     try:
         key = transport._loop._selector.get_key(transport._sock_fd)
         handle = key.data[0]
