@@ -135,7 +135,8 @@ class TorchKernels:
 def filter_scores(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | None]:
     """Divide by the temperatures and rule out what ``top_k`` and ``top_p`` leave no chance.
 
-    Only operations that a graph can capture, so every implementation may use it.
+    Only operations that a graph can capture, so every implementation may use it: ``torch.where``
+    with a number, for one, would copy that from the host.
 
     Args:
         logits: [num_rows, vocab_size], float32.
@@ -146,7 +147,7 @@ def filter_scores(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | 
         a row that is filtered is sorted for it, or None if no row is.
     """
     is_greedy = sampling.temperatures <= MIN_TEMPERATURE
-    scores = logits / torch.where(is_greedy, 1, sampling.temperatures)[:, None]
+    scores = logits / sampling.temperatures.masked_fill(is_greedy, 1)[:, None]
     if sampling.top_k is None and sampling.top_p is None:
         return scores, None
     kept, order = scores.sort(dim=-1, descending=True, stable=True)
@@ -154,7 +155,7 @@ def filter_scores(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | 
     is_filtered = torch.zeros_like(is_greedy)
     if sampling.top_k is not None:
         is_filtered |= sampling.top_k > 0
-        top_k = torch.where(sampling.top_k > 0, sampling.top_k, scores.shape[-1])[:, None]
+        top_k = sampling.top_k.masked_fill(sampling.top_k <= 0, scores.shape[-1])[:, None]
         kept = kept.masked_fill(rank >= top_k, -torch.inf)
     if sampling.top_p is not None:
         is_filtered |= sampling.top_p < 1

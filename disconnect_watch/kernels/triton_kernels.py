@@ -19,9 +19,16 @@ from disconnect_watch.kernels.rows import DecodeState, RowState
 from disconnect_watch.kernels.torch_kernels import filter_scores
 from disconnect_watch.kernels.view import FlagView
 
-__all__ = ["DECODE_OPTIONS", "PREFILL_OPTIONS", "SMALL_OPTIONS", "TritonKernels"]
+__all__ = [
+    "DECODE_OPTIONS",
+    "LATCH_OPTIONS",
+    "PREFILL_OPTIONS",
+    "SMALL_OPTIONS",
+    "TritonKernels",
+]
 
 #: Fused multiply-add is what a GPU has; Triton wants to be told since its default is to change.
+LATCH_OPTIONS = {"num_warps": 1, "enable_fp_fusion": True}
 SMALL_OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
 DECODE_OPTIONS = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": True}
 PREFILL_OPTIONS = {"num_warps": 8, "num_stages": 3, "enable_fp_fusion": True}
@@ -46,7 +53,7 @@ class TritonKernels:
             rows.control,
             rows.num_rows,
             BLOCK=triton.next_power_of_2(rows.num_rows),
-            **SMALL_OPTIONS,
+            **LATCH_OPTIONS,
         )
 
     def write_kv(self, key: Tensor, value: Tensor, kv: PagedKV, slot_mapping: Tensor) -> None:

@@ -60,6 +60,7 @@ class Facts:
     """What the PTX of a kernel has, and what became of it in the assembler."""
 
     num_volatile_loads: int
+    num_stores_through: int
     num_atomics: int
     num_async_copies: int
     num_matrix_products: int
@@ -77,6 +78,7 @@ class Facts:
         assert registers, report
         return cls(
             num_volatile_loads=count(r"ld\.volatile"),
+            num_stores_through=count(r"st\.global\.wt"),
             num_atomics=count(r"(?:atom|red)\."),
             num_async_copies=count(r"cp\.async\.c[ag]"),
             num_matrix_products=count(r"(?:wgmma\.mma|tcgen05\.mma|mma\.sync)"),
@@ -122,6 +124,7 @@ def compile_all(architecture: int) -> dict[str, Facts]:
     from disconnect_watch.kernels.base import KEY_TILE, MIN_TEMPERATURE, QUERY_TILE
     from disconnect_watch.kernels.triton_kernels import (
         DECODE_OPTIONS,
+        LATCH_OPTIONS,
         PREFILL_OPTIONS,
         SMALL_OPTIONS,
         VOCAB_TILE,
@@ -129,7 +132,7 @@ def compile_all(architecture: int) -> dict[str, Facts]:
 
     rows = {"BLOCK": 64}
     plans: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
-        "latch": (jit.latch, rows, SMALL_OPTIONS),
+        "latch": (jit.latch, rows, LATCH_OPTIONS),
         "advance": (jit.advance, rows | {"NUM_EOS": 2, "BLOCK_SIZE": 16}, SMALL_OPTIONS),
         "write_kv": (jit.write_kv, {"BLOCK": 1024}, SMALL_OPTIONS),
         "sample": (

@@ -19,9 +19,12 @@ def latch(
     num_rows,
     BLOCK: tl.constexpr,
 ):
-    """One program; ``BLOCK`` is a power of two that covers the rows. See ``dw_latch.h``.
+    """One program of one warp; ``BLOCK`` is a power of two that covers the rows.
 
     The load of the words is volatile and each lane's own: what it decides is data, no branch.
+    More warps would have to wait for each other before the first may write the control words.
+
+    Source: ``dw_latch.h``.
     """
     row = tl.arange(0, BLOCK)
     is_row = row < num_rows
@@ -34,13 +37,14 @@ def latch(
 
     step = tl.load(control) + 1
     step = tl.where(step == 0, 1, step)  # the ack of 0 would read as none
+    steps_left = tl.load(control + 1)
     tl.store(live + row, 0, mask=fired)
     tl.store(seq_lens + row, 0, mask=fired)
     tl.store(slot_mapping + row, -1, mask=fired)
-    tl.store(acks + slot, step, mask=fired)
+    # Through the device's cache: the host reads it while later kernels still run.
+    tl.store(acks + slot, step, mask=fired, cache_modifier=".wt")
 
     num_live = tl.sum(tl.where(fired, 0, (was_live != 0).to(tl.int32)), 0)
-    steps_left = tl.load(control + 1)
     go = ((num_live > 0) & (steps_left > 0)).to(tl.int32)
     tl.store(control, step)
     tl.store(control + 1, steps_left - go)

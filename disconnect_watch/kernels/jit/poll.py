@@ -22,8 +22,7 @@ def dw_poll(words, slot, generation, NUM_THREADS: tl.constexpr):
         NUM_THREADS: 32 times ``num_warps``, so that one load makes one instruction.
     """
     lane = tl.arange(0, NUM_THREADS)
-    # The same for all: with a scalar here, every thread would load after all.
-    slot = slot + lane * 0
+    slot = slot + lane * 0  # one a lane, of which the mask can pick the one that loads
     word = tl.load(words + slot, mask=(lane == 0) & (slot >= 0), other=0, volatile=True)
     fired = (word >> 8 == generation) & (word & 0xFF != 0)
     return tl.max(fired.to(tl.int32), 0)
