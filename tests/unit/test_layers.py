@@ -16,7 +16,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "native": set(),
     "ports": set(),
     "token": {"_core", "errors"},
-    "watcher": {"_core", "errors", "token"},
+    "records": {"token"},
+    "watcher": {"_core", "errors", "records", "token"},
     "aio": {"errors", "token", "watcher"},
     "adapters": {"errors", "token", "watcher", "aio"},
     "engine": {"errors", "token"},
@@ -35,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 MAY_NOT_LOAD: dict[str, set[str]] = {
     "errors": {"asyncio", "socket", "torch"},
     "token": {"asyncio", "socket", "torch"},
+    "records": {"asyncio", "socket", "torch"},
     "watcher": {"asyncio", "torch"},
     "aio": {"torch", "uvloop", "uvicorn", "starlette"},
     "adapters": {"torch"},

@@ -35,7 +35,7 @@ PROMISED = {
 }
 
 #: The layers that need nothing beyond the standard library, and so load everywhere.
-LIGHT = ["", ".errors", ".native", ".token", ".watcher", ".aio", ".testing"]
+LIGHT = ["", ".errors", ".native", ".token", ".records", ".watcher", ".aio", ".testing"]
 
 
 def test_package_exports_what_it_promises() -> None:
