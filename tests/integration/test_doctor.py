@@ -36,7 +36,7 @@ from disconnect_watch.doctor import (
 from disconnect_watch.testing import LeavingClient, Server, Way, wait_until
 from disconnect_watch.watcher import default_watcher
 from tests.proxies.programs import behind as behind_program
-from tests.proxies.programs import path_of
+from tests.support.tools import path_of
 
 
 @pytest.fixture(autouse=True)
