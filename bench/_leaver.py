@@ -3,11 +3,9 @@
 import select
 import socket
 import struct
-import subprocess
-from types import TracebackType
-from typing import Self
 
 from bench._build import build_program
+from bench._child import Child
 
 __all__ = ["Leaver"]
 
@@ -17,7 +15,7 @@ _ORDER = struct.Struct("=IIII")
 _ANSWER = struct.Struct("=Q")
 
 
-class Leaver:
+class Leaver(Child):
     """Connects, sends requests and closes on command; its connections are a stack.
 
     Its timestamps are of CLOCK_MONOTONIC, which all processes of a machine share.
@@ -26,9 +24,7 @@ class Leaver:
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(GIVE_UP)
-        self._process = subprocess.Popen(
-            [build_program("leaver")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-        )
+        super().__init__([str(build_program("leaver"))], bufsize=0)
 
     def connect(self) -> socket.socket:
         """Our end of a new connection."""
@@ -57,41 +53,23 @@ class Leaver:
 
     def fileno(self) -> int:
         """Readable when an answer waits."""
-        assert self._process.stdout is not None
-        return self._process.stdout.fileno()
+        return self.answers.fileno()
 
     def closed_ns(self) -> int:
         """Wait for the answer: the time right before the close, 0 after any other order."""
-        assert self._process.stdout is not None
         # uvloop has made the pipe non-blocking if it ever watched it.
         select.select([self.fileno()], [], [], GIVE_UP)
-        answer = self._process.stdout.read(_ANSWER.size)
+        answer = self.answers.read(_ANSWER.size)
         if answer is None:
             raise TimeoutError(f"the leaving client did not answer for {GIVE_UP} seconds")
         if len(answer) != _ANSWER.size:
-            raise RuntimeError(f"the leaving client ended with status {self._process.wait()}")
+            raise RuntimeError(f"the leaving client ended with status {self.process.wait()}")
         closed_ns: int = _ANSWER.unpack(answer)[0]
         return closed_ns
 
     def _order(self, kind: str, *, number: int = 0, delay_us: int = 0, settle_us: int = 0) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(_ORDER.pack(ord(kind), number, delay_us, settle_us))
+        self.orders.write(_ORDER.pack(ord(kind), number, delay_us, settle_us))
 
     def close(self) -> None:
-        """End the process. Idempotent."""
         self._listener.close()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
-        self._process.wait(timeout=10)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+        super().close()

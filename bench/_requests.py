@@ -7,15 +7,14 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from bench._build import build_program
+from bench._child import Child
 from bench._http_server import REPLY, VARIANTS
 
 __all__ = ["Round", "Server", "count_instructions", "read_counts"]
 
-REPOSITORY = Path(__file__).parent.parent
 NUM_CONNECTIONS = 16
 
 #: The difference of two counts leaves out what a connection costs once.
@@ -35,13 +34,15 @@ class Round:
     cpu_us: float
 
 
-class Server:
+class Server(Child):
     """The server process; see ``_http_server``.
 
     Args:
         module: what it runs, to be ordered about as ``_http_server`` is.
         num_reply_bytes: of each of its replies.
     """
+
+    END_LIMIT = 60.0  # under callgrind
 
     def __init__(
         self,
@@ -52,14 +53,7 @@ class Server:
         options: Sequence[str] = (),
     ) -> None:
         self._num_reply_bytes = num_reply_bytes
-        self._process = subprocess.Popen(
-            [*under, sys.executable, "-m", module, *options],
-            cwd=REPOSITORY,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
+        super().__init__([*under, sys.executable, "-m", module, *options], text=True, bufsize=1)
         self._load = build_program("load")
         self._ports: dict[str, int] = json.loads(self._answer())
 
@@ -78,8 +72,7 @@ class Server:
 
     def order(self, line: str) -> int:
         """Give an order and return its answer."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(line + "\n")
+        self.orders.write(line + "\n")
         return int(self._answer())
 
     def _run_load(
@@ -101,29 +94,10 @@ class Server:
         return num_done, elapsed_ns
 
     def _answer(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line: str = self.answers.readline()
         if not line:
-            raise RuntimeError(f"the HTTP server ended with status {self._process.wait()}")
+            raise RuntimeError(f"the HTTP server ended with status {self.process.wait()}")
         return line
-
-    def close(self) -> None:
-        """End the process. Idempotent."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
-        self._process.wait(timeout=60)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def count_instructions(

@@ -252,7 +252,7 @@ def test_leaver_refuses_what_it_has_no_connection_for(capfd: pytest.CaptureFixtu
 
 def test_leaver_that_died_is_reported() -> None:
     leaver = Leaver()
-    leaver._process.kill()
+    leaver.process.kill()
     with pytest.raises(RuntimeError, match="the leaving client ended with status -9"):
         leaver.closed_ns()
     leaver.close()
