@@ -116,7 +116,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench.latency
 	$(BIN)/python -m bench.baselines
 	$(BIN)/python -m bench.scaling
-	$(BIN)/python -m bench.protocol_cost
+	$(BIN)/python -m bench.adapters
 	$(BIN)/python -m bench.plot
 
 bench-quick: $(VENV)/.dev
@@ -124,7 +124,7 @@ bench-quick: $(VENV)/.dev
 	$(BIN)/python -m bench.latency --quick
 	$(BIN)/python -m bench.baselines --quick
 	$(BIN)/python -m bench.scaling --quick
-	$(BIN)/python -m bench.protocol_cost --quick
+	$(BIN)/python -m bench.adapters --quick
 
 # For $(PYTHON) alone. The tag says how new the glibc of this machine is: a wheel that
 # older systems take comes from a run in a manylinux container.

@@ -79,21 +79,24 @@ def watched_call(
 class WatchedCall(Block):
     """One request that is being answered, as its connection knows it."""
 
-    # What most requests leave as it is costs them nothing.
-    #: How the client left, and when that was seen, ``time.monotonic_ns``.
-    left: tuple[Reason, int] | None = None
-    #: Of what the server said, once somebody must listen to it.
-    inbox: Inbox | None = None
-    #: Whether the token is our own protocol's.
-    is_borrowed = False
-    _transport: asyncio.Transport | None = None
-    _num_receiving = 0
-    _has_heard = False
-    #: The response's first message, once it was sent.
-    _head: Message | None = None
-    _num_bytes_left: float | None = None
-    _is_cut = False
-    _is_over = False
+    # Slots, since a dict of its own would be the dearest part of a call.
+    __slots__ = (
+        "_has_heard",
+        "_head",
+        "_is_cut",
+        "_is_over",
+        "_num_bytes_left",
+        "_num_receiving",
+        "_receive",
+        "_scope",
+        "_send",
+        "_started_at",
+        "_transport",
+        "inbox",
+        "is_borrowed",
+        "left",
+        "token",
+    )
 
     def take(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Belong to a request, and to the current task."""
@@ -102,6 +105,18 @@ class WatchedCall(Block):
         self._scope = scope
         self._send = send
         self._started_at = time.monotonic()
+        self._transport: asyncio.Transport | None = None
+        #: How the client left, and when that was seen, ``time.monotonic_ns``.
+        self.left: tuple[Reason, int] | None = None
+        #: Of what the server said, once somebody must listen to it.
+        self.inbox: Inbox | None = None
+        self._num_receiving = 0
+        #: The response's first message, once it was sent.
+        self._head: Message | None = None
+        self._num_bytes_left: float | None = None
+        self._is_cut = self._is_over = self._has_heard = False
+        #: Whether the token is our own protocol's.
+        self.is_borrowed = False
         state = scope.setdefault("state", {})
         token: CancelToken | None = state.get(TOKEN_KEY)
         if token is None:
@@ -341,6 +356,8 @@ class WatchedCall(Block):
 class UvicornCall(WatchedCall):
     """Under uvicorn the request's own record takes the news, and hands it on."""
 
+    __slots__ = ()
+
     def _begin(self) -> None:
         transport = self._receive.__self__.transport  # type: ignore[attr-defined]
         is_plain = self._policy.is_plain and not (self._policy.grace or self.is_borrowed)
@@ -382,6 +399,8 @@ class UvicornCall(WatchedCall):
 
 class ProtocolCall(UvicornCall):
     """Under our own protocol its exchange has the token, and says when it cancels it."""
+
+    __slots__ = ()
 
     def _begin(self) -> None:
         counts["protocol"] += 1

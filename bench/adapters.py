@@ -1,4 +1,4 @@
-"""What our uvicorn protocols add to a request, beside uvicorn's own in the same process."""
+"""What our uvicorn protocols and ``CancelOnDisconnect`` add to a request under uvicorn."""
 
 import shutil
 import tempfile
@@ -9,7 +9,7 @@ from typing import Any
 
 from bench._harness import Report, median_of_ratios, run_command
 from bench._requests import Server, count_instructions
-from bench._uvicorn_server import NUM_REPLY_BYTES, PROTOCOLS
+from bench._uvicorn_server import NUM_REPLY_BYTES, VARIANTS
 
 __all__ = ["Config", "run"]
 
@@ -19,7 +19,7 @@ class Config:
     """How much is measured.
 
     Attributes:
-        num_rounds: of load, each of every protocol in turn.
+        num_rounds: of load, each of every variant in turn.
         duration: seconds of load in one sample.
         has_instructions: count instructions a request with callgrind.
     """
@@ -40,11 +40,11 @@ SERVER: dict[str, Any] = {
 
 def run(config: Config) -> Report:
     """Measure, and say what each of ours adds."""
-    report = Report("protocol_cost", asdict(config))
+    report = Report("adapters", asdict(config))
     _report(report, "CPU a request", "us", _cpu(config))
     if config.has_instructions and shutil.which("valgrind"):
         with tempfile.TemporaryDirectory() as folder:
-            counts = count_instructions(Path(folder), variants=PROTOCOLS, **SERVER)
+            counts = count_instructions(Path(folder), variants=VARIANTS, **SERVER)
         samples = {name: [count] for name, count in counts.items()}
         _report(report, "instructions a request", "1", samples)
     else:
@@ -55,10 +55,10 @@ def run(config: Config) -> Report:
 def _cpu(config: Config) -> dict[str, list[float]]:
     cpu: dict[str, list[float]] = defaultdict(list)
     with Server(**SERVER) as server:
-        for name in PROTOCOLS:
+        for name in VARIANTS:
             server.load(name, duration=config.duration)
         for _ in range(config.num_rounds):
-            for name in PROTOCOLS:
+            for name in VARIANTS:
                 cpu[name].append(server.load(name, duration=config.duration).cpu_us)
     return cpu
 
@@ -67,7 +67,7 @@ def _report(report: Report, what: str, unit: str, costs: dict[str, list[float]])
     named = {f"{what}, {name}": samples for name, samples in costs.items()}
     for name, samples in named.items():
         report.add(name, unit, samples)
-    for name in PROTOCOLS:
+    for name in VARIANTS:
         base = name.split(",")[0]
         if name != base:
             ours, theirs = named[f"{what}, {name}"], named[f"{what}, {base}"]
@@ -81,4 +81,4 @@ def _report(report: Report, what: str, unit: str, costs: dict[str, list[float]])
 
 
 if __name__ == "__main__":
-    run_command("protocol_cost", lambda is_quick: run(QUICK if is_quick else FULL))
+    run_command("adapters", lambda is_quick: run(QUICK if is_quick else FULL))
