@@ -148,9 +148,13 @@ def test_handler_that_reads_to_the_end_under_tls_is_not_cancelled(run: LoopRunne
     run(main)
 
 
-def test_close_of_ones_own_under_tls_cancels_nobody(run: LoopRunner) -> None:
+@pytest.mark.parametrize("is_known", [False, True], ids=["first", "known_by_its_transport"])
+def test_close_of_ones_own_under_tls_cancels_nobody(run: LoopRunner, is_known: bool) -> None:
     async def main() -> None:
         async with tls_streams() as (_, writer, client):
+            if is_known:
+                async with watch(writer.transport):
+                    pass
             async with watch(writer) as w:
                 writer.close()
                 closing = asyncio.to_thread(client.tls.recv, 1)
