@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from disconnect_watch.adapters import LEAVES, TOKEN_KEY
 from disconnect_watch.adapters._asgi_find import CALL_KEY, connection_of, find
+from disconnect_watch.adapters._hang_up import hang_up
 from disconnect_watch.adapters._inbox import DISCONNECT, Inbox, Message, Receive, is_asked_for
 from disconnect_watch.aio._fast import Block
 from disconnect_watch.aio._policy import Policy
@@ -386,10 +387,7 @@ class UvicornCall(WatchedCall):
         cycle.message_event.set()
         cycle.flow.resume_writing()
         super()._tell_application(reason)
-        if reason is Reason.FIN:
-            cycle.transport.close()
-        else:
-            cycle.transport.abort()
+        hang_up(cycle.transport, reason)
 
     async def answer_nobody(self) -> None:
         """A disconnected cycle asks for none, and starts nothing behind it."""

@@ -5,10 +5,9 @@ from collections.abc import Callable
 
 from disconnect_watch.aio import Watch
 from disconnect_watch.aio._policy import OnDisconnect, policy
-from disconnect_watch.token import Reason
 from disconnect_watch.watcher import Watcher
 
-__all__ = ["Watching", "close", "watching"]
+__all__ = ["Watching", "watching"]
 
 #: Makes the watch of one request.
 Watching = Callable[[asyncio.Transport | int], Watch]
@@ -33,15 +32,3 @@ def watching(
         return Watch(target, checked, False, watcher)
 
     return watch
-
-
-def close(transport: asyncio.Transport, reason: Reason | None) -> None:
-    """Close the connection of a client that left.
-
-    After a FIN what is written already still goes out, to a peer that only half-closed; but
-    not under TLS, where asyncio would wait for the goodbye of a peer that it does not read.
-    """
-    if reason is Reason.FIN and transport.get_extra_info("sslcontext") is None:
-        transport.close()
-    else:
-        transport.abort()

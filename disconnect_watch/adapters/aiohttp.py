@@ -31,7 +31,8 @@ from aiohttp import payload, web
 from aiohttp.typedefs import Handler, Middleware
 
 from disconnect_watch.adapters import LEAVES, TOKEN_KEY
-from disconnect_watch.adapters._watching import Watching, close, watching
+from disconnect_watch.adapters._hang_up import hang_up
+from disconnect_watch.adapters._watching import Watching, watching
 from disconnect_watch.aio import Grace, Watch
 from disconnect_watch.aio._policy import OnDisconnect
 from disconnect_watch.errors import ClientDisconnected
@@ -168,7 +169,7 @@ async def _run(
         # It may be of another connection, such as the handler's own upstream.
         if block.token.reason not in LEAVES:
             raise
-    close(transport, block.reason)
+    hang_up(transport, block.reason)
     return _left()
 
 

@@ -28,6 +28,7 @@ from tests.support.documents import run_blocks
 from tests.support.http import Client, request_bytes
 from tests.support.net import until, wait_until
 from tests.support.serve import STACKS, Stack, ThreadedServer
+from tests.support.tls import client_context
 
 TLS = Path(__file__).parent.parent / "support" / "tls"
 
@@ -458,6 +459,17 @@ def test_a_leave_under_tls_is_seen_behind_its_close_notify(
         wait_until(lambda: app.heard == ["/wait"])
         assert app.tokens["/wait"].cancelled
         assert list(app.tokens) == ["/wait"]
+
+
+def test_a_connection_that_is_not_read_under_tls_ends_with_its_client(stack: Stack) -> None:
+    # asyncio's TLS would wait for the goodbye of a client that left without one.
+    pem = str(TLS.with_name("localhost.pem"))
+    with recording(stack, ssl_certfile=pem, ssl_keyfile=pem) as (app, server, watcher):
+        with Client(server.port, tls=client_context()) as client:
+            client.post("/wait")
+            wait_until(lambda: "/wait" in app.tokens)
+            client.post("/behind")
+        wait_until(lambda: watcher.stats().num_connections == 0)
 
 
 def test_uvicorn_takes_it_by_its_import_string(stack: Stack) -> None:

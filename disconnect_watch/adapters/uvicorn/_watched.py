@@ -25,6 +25,7 @@ import logging
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from disconnect_watch.adapters import LEAVES, TOKEN_KEY
+from disconnect_watch.adapters._hang_up import hang_up
 from disconnect_watch.adapters.uvicorn._exchange import (
     Exchange,
     Message,
@@ -306,10 +307,7 @@ class WatchedProtocol(UvicornProtocol):
         if exchange.grace is not None:
             exchange.grace.end()
         self.flow.resume_writing()
-        if reason is Reason.FIN:
-            self.transport.close()
-        else:
-            self.transport.abort()
+        hang_up(self.transport, reason)
 
     def _owner_heard(self, reason: Reason) -> None:
         """The transport knows how the connection ended; the watch may have told before."""
