@@ -34,7 +34,6 @@ from typing import Any, cast, overload
 from tornado.http1connection import HTTP1Connection
 from tornado.iostream import IOStream
 from tornado.web import Application, Finish, RequestHandler
-from tornado.websocket import WebSocketHandler
 
 from disconnect_watch.adapters import LEAVES
 from disconnect_watch.adapters._watching import Watching, watching
@@ -145,8 +144,6 @@ def cancel_on_disconnect(
 def _watched_class(
     own: type[RequestHandler], watch: Watching, watcher: Watcher | None
 ) -> type[RequestHandler]:
-    if issubclass(own, WebSocketHandler):
-        return own  # its protocol has a goodbye of its own, behind which the client may close
     methods = {name.lower(): getattr(own, name.lower()) for name in own.SUPPORTED_METHODS}
     members: dict[str, Any] = {
         name: _watched(method, watch, watcher)
@@ -203,7 +200,10 @@ async def _awaited(result: Any) -> None:
 
 
 def _disarm_at_end(handler: RequestHandler, stream: IOStream, block: Watch) -> None:
-    """The client may leave as soon as it has the last byte, and that is no disconnect."""
+    """The client may leave as soon as it has the last byte, and that is no disconnect.
+
+    The handshake of a WebSocket, whose protocol has a goodbye of its own, ends so too.
+    """
     finish = handler.finish
 
     def disarm_and_finish(*args: Any, **kwargs: Any) -> Any:
