@@ -240,6 +240,41 @@ def test_an_application_may_raise_that_its_client_left(
     assert "Traceback" not in caplog.text
 
 
+def test_a_disconnect_that_was_none_is_a_failure(
+    protocol: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(scope: Any, receive: Any, send: Any) -> None:
+        raise dw.ClientDisconnected(dw.Reason.FIN, 0.0)
+
+    with watched(protocol, body) as (_, client):
+        assert client.read_response()[0] == 500
+    assert "Exception in ASGI application" in caplog.text
+
+
+def test_a_client_gone_before_its_request_begins_is_never_served(protocol: Any) -> None:
+    started: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        started.append(scope["path"])
+        await respond(send)
+
+    watcher = dw.watcher.default_watcher()
+    with (
+        serving_app(CancelOnDisconnect(app), protocol=protocol) as server,
+        Client(server.port) as client,
+    ):
+        client.post("/early")
+        client.read_response()
+        before = watcher.stats().num_signals[dw.Reason.FIN]
+        release = server.block_loop()
+        client.post("/late")
+        client.sock.close()
+        wait_until(lambda: watcher.stats().num_signals[dw.Reason.FIN] > before)
+        release()
+        wait_until(lambda: watcher.stats().num_connections == 0)
+    assert started == ["/early"]
+
+
 def test_what_runs_behind_the_last_byte_is_left_alone(protocol: Any) -> None:
     finish = threading.Event()
 
