@@ -77,13 +77,11 @@ async def begin(protocol: Server, pair: Pair, line: bytes = b"a\n") -> Request:
     return protocol.requests[0]
 
 
+@pytest.mark.parametrize("leave", [name for name in LEAVES if not LEAVES[name].is_before])
 @pytest.mark.parametrize("is_paused", [False, True], ids=["reading", "paused"])
 def test_a_client_that_leaves_fires_all_tokens_and_is_told_of_once(
     run: LoopRunner, pair: Pair, leave: str, is_paused: bool
 ) -> None:
-    if LEAVES[leave].is_before:
-        pytest.skip("before the first request")
-
     async def main() -> None:
         async with serving(Server, pair) as protocol:
             await begin(protocol, pair, b"a\nb\n")
