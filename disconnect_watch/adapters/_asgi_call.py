@@ -18,13 +18,13 @@ as soon as it has the last byte, and what runs behind the response is no work fo
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeVar
 
 from disconnect_watch.adapters import LEAVES, TOKEN_KEY
 from disconnect_watch.adapters._asgi_find import CALL_KEY, connection_of, find
+from disconnect_watch.adapters._content_length import content_length
 from disconnect_watch.adapters._hang_up import hang_up
 from disconnect_watch.adapters._inbox import DISCONNECT, Inbox, Message, Receive, is_asked_for
 from disconnect_watch.aio._fast import Block
@@ -424,15 +424,6 @@ class ProtocolCall(UvicornCall):
 
     async def answer_nobody(self) -> None:
         """The protocol closes."""
-
-
-def content_length(head: Message | None) -> float:
-    """How many bytes a response's body has; infinity where its head does not say."""
-    for name, value in head.get("headers", ()) if head else ():
-        if name.lower() == b"content-length":
-            with contextlib.suppress(ValueError):
-                return int(value)
-    return math.inf
 
 
 async def _nothing() -> None: ...

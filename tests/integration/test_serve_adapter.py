@@ -282,6 +282,47 @@ def test_the_watch_ends_before_the_last_byte_is_written(stack: Stack) -> None:
     assert num_armed == [0]
 
 
+def test_the_watch_ends_with_the_last_of_a_known_length_whatever_follows(stack: Stack) -> None:
+    """Middleware sends an empty message behind it, when the client may be gone."""
+    finish = threading.Event()
+
+    class InPieces(Recorder):
+        async def answer(self, path: str, body: bytes, receive: Any, send: Any) -> None:
+            headers = [(b"Content-Length", b"8")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            for _ in range(2):
+                await send({"type": "http.response.body", "body": b"half", "more_body": True})
+            await asyncio.to_thread(finish.wait, 20)
+            await send({"type": "http.response.body"})
+
+    with recording(stack, app=InPieces()) as (app, server, watcher):
+        with Client(server.port) as client:
+            client.post("/pieces", b"")
+            assert client.read_response()[2] == b"halfhalf"
+        wait_until(lambda: watcher.stats().num_connections == 0)
+        is_cancelled = app.tokens["/pieces"].cancelled
+        finish.set()
+        wait_until(lambda: app.ended == ["/pieces"])
+        assert not is_cancelled
+
+
+def test_a_body_of_known_length_is_watched_until_its_last_piece(stack: Stack) -> None:
+    class Half(Recorder):
+        async def answer(self, path: str, body: bytes, receive: Any, send: Any) -> None:
+            headers = [(b"Content-Length", b"8")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b"half", "more_body": True})
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+    with recording(stack, app=Half()) as (app, server, _):
+        with Client(server.port) as client:
+            client.post("/half", b"")
+            client.read_until(b"half")
+        wait_until(lambda: app.ended == ["/half"])
+        assert app.tokens["/half"].cancelled
+
+
 def test_a_last_write_that_waits_for_its_client_is_still_watched(stack: Stack) -> None:
     waits = threading.Event()
 

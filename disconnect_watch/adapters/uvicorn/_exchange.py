@@ -10,6 +10,7 @@ Three kinds, one a request, so that a plain one pays for nothing else:
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
+from disconnect_watch.adapters._content_length import content_length
 from disconnect_watch.adapters._http_probe import HttpProbe
 from disconnect_watch.token import CancelToken, Reason
 
@@ -31,6 +32,8 @@ class Exchange:
         token: the request's.
         armed: what the watch sets: the token, or with a grace what begins that.
         grace: None where the token is set at once.
+        head: the first message of the response, once it was sent.
+        num_bytes_left: of a body in pieces, from the first on; infinity where that is unknown.
         on_cancel: called when the request is cancelled; for ``CancelOnDisconnect``.
     """
 
@@ -39,6 +42,8 @@ class Exchange:
         "cycle",
         "fin_watch_id",
         "grace",
+        "head",
+        "num_bytes_left",
         "on_cancel",
         "protocol",
         "token",
@@ -53,14 +58,31 @@ class Exchange:
         self.watch_id = 0
         self.fin_watch_id = 0
         self.on_cancel: Callable[[Reason], object] | None = None
+        self.head: Message | None = None
+        self.num_bytes_left: float | None = None
 
     def send(self, message: Message) -> Awaitable[None]:
         """The ``send`` of the application: uvicorn's, whose coroutine it returns."""
         # In this order: asked for each piece of a long body.
-        if not message.get("more_body") and message["type"] == "http.response.body":
+        if message.get("more_body"):
+            if self._is_last_piece(message):
+                self.protocol.end_before_last(self)
+        elif message["type"] == "http.response.body":
             self.protocol.end_before_last(self)
+        else:
+            self.head = message
         sending: Awaitable[None] = self.cycle.send(message)
         return sending
+
+    def _is_last_piece(self, message: Message) -> bool:
+        """Whether the client has all with it, though an empty message is still to come.
+
+        Middleware sends a body in that way, and so do streams of a known length.
+        """
+        if self.num_bytes_left is None:
+            self.num_bytes_left = content_length(self.head)
+        self.num_bytes_left -= len(message.get("body", b""))
+        return self.num_bytes_left <= 0
 
     def cancel(self, reason: Reason) -> None:
         """Set the token, and have ``receive()`` tell of it."""
