@@ -19,7 +19,7 @@ STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
 	-Wstrict-prototypes -Wmissing-prototypes -Werror -Idisconnect_watch/include
 
 .PHONY: serve test test-py test-all test-c test-programs matrix matrix-proxies matrix-clients stress-core sanitize tsan valgrind fuzz mutants \
-	lint types fmt build dev bench bench-quick test-core test-pythons wheel ci clean
+	lint types fmt build dev bench bench-quick gpu test-core test-pythons wheel ci clean
 
 serve: $(VENV)/.serve
 	$(BIN)/disconnect-watch serve --http-port $(PORT) --metrics-port $(METRICS_PORT) \
@@ -118,6 +118,11 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench.scaling
 	$(BIN)/python -m bench.adapters
 	$(BIN)/python -m bench.plot
+
+# On a machine with a GPU: the tests that only it can run, and what it measures.
+gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -m "" tests/gpu
+	$(BIN)/python -m bench.gpu
 
 bench-quick: $(VENV)/.dev
 	$(BIN)/python -m bench.watch_cost --quick
