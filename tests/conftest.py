@@ -29,6 +29,7 @@ BEYOND_THE_CORE = [
     "integration/test_serve_*",
     "integration/test_stress.py",
     "integration/test_testing_doc.py",
+    "integration/test_readme_servers.py",
     "kernels",
     "machines/test_engine_machine.py",
     "machines/test_pool_machine.py",
