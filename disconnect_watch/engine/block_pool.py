@@ -1,43 +1,97 @@
-"""The ledger of KV blocks: which are free, and whom each of the others belongs to.
+"""The ledger of KV blocks: who holds each, and when the others may have it.
 
-A block is in one of three places. *Free*: in the free list. *Used*: its owner is alive. *Retained*:
-its owner has been cancelled, but the forward that runs may still write to it; it is given back
-when that forward has returned. Free + used + retained is the size of the pool, always.
+A block is in one of four places:
+
+==========  ==================================================================================
+used        one request or more hold it (``ref_cnt``); more than one where they share a prefix
+retained    nobody holds it, but a step that was launched may still read or write it
+cached      nobody holds or touches it, and its content can be found again: evictable
+free        nobody holds or touches it, and it has nothing to keep
+==========  ==================================================================================
+
+used → retained → (ack) → cached or free; used → cached or free at once if no step is under way
+that had it; cached, or retained and published → used by a prefix hit; free, and cached by
+eviction, → used by allocation. Used + retained + cached + free is the size of the pool, always.
+
+*Ack before free.* Steps are numbered, and the number of the last step that an owner took part in
+is its *epoch*. A block goes on to the pool only when a step at least as late as the epoch of each
+of its past owners was acknowledged. On a CPU that is when the forward has returned; a device
+writes the number itself.
 
 The pool knows numbers only. What lies in a block is the cache's affair.
 """
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
-__all__ = ["BlockPool"]
+from disconnect_watch.engine.prefix_cache import PrefixCache
+
+__all__ = ["BlockEntry", "BlockPool"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEntry:
+    """What the ledger knows of one block that is used or retained.
+
+    Attributes:
+        owners: who holds it; none if it is retained.
+        generation: how often it was handed out with nothing in it.
+        epoch: the last step that may touch it.
+    """
+
+    owners: tuple[str, ...]
+    generation: int
+    epoch: int
+
+
+@dataclass(slots=True)
+class _Owner:
+    blocks: list[int] = field(default_factory=list)
+    epoch: int = 0
+    num_published: int = 0
 
 
 class BlockPool:
     """Hands out blocks ``0 .. num_blocks - 1`` to owners, and takes them back once.
 
     Freed blocks are reused last (the free list is a queue), so that a stale reference to one is
-    more likely to be noticed by a test than hidden by luck.
+    more likely to be noticed by a test than hidden by luck; and cached ones after all free ones.
     """
 
     def __init__(self, num_blocks: int, *, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._free: deque[int] = deque(range(num_blocks))
-        self._owned: dict[str, list[int]] = {}
-        self._retained: set[str] = set()
-        self._num_retained = 0
+        self._cache = PrefixCache()
+        # Blocks that wait for an ack, in the order in which they were given up.
+        self._retained: dict[int, None] = {}
+        self._owners: dict[str, _Owner] = {}
+        self._ref_cnt = [0] * num_blocks
+        self._generation = [0] * num_blocks
+        self._epoch = [0] * num_blocks
+        self._acked = 0
 
     @property
     def num_free(self) -> int:
         return len(self._free)
 
     @property
+    def num_cached(self) -> int:
+        return self._cache.num_idle
+
+    @property
+    def num_available(self) -> int:
+        """How many blocks can be handed out now."""
+        return len(self._free) + self._cache.num_idle
+
+    @property
     def num_retained(self) -> int:
-        return self._num_retained
+        return len(self._retained)
 
     @property
     def num_used(self) -> int:
-        return self.num_blocks - len(self._free) - self._num_retained
+        return self.num_blocks - self.num_available - len(self._retained)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold ``num_tokens``."""
@@ -45,45 +99,107 @@ class BlockPool:
 
     def block_ids(self, owner: str) -> list[int]:
         """Return the owner's blocks in the order of its tokens: the live list, not a copy."""
-        return self._owned.get(owner, [])
+        record = self._owners.get(owner)
+        return [] if record is None else record.blocks
 
-    def allocate(self, owner: str, num_tokens: int) -> bool:
+    def lookup(self, hashes: Sequence[bytes]) -> list[int]:
+        """Return the blocks that hold the longest known prefix, to be given to ``allocate``."""
+        return self._cache.lookup(hashes)
+
+    def has_room(
+        self, owner: str, num_tokens: int, *, prefix: Sequence[int] = (), reserve: int = 0
+    ) -> bool:
+        """Whether ``allocate`` would succeed and leave ``reserve`` blocks for others."""
+        num_missing = self.num_blocks_for(num_tokens) - len(self.block_ids(owner)) - len(prefix)
+        # Blocks of the prefix that nobody uses can't be evicted for the rest of it.
+        num_claimed = sum(self._cache.is_idle(block) for block in prefix)
+        return num_missing <= 0 or num_missing + reserve <= self.num_available - num_claimed
+
+    def allocate(self, owner: str, num_tokens: int, *, prefix: Sequence[int] = ()) -> bool:
         """Give the owner what it lacks to hold ``num_tokens``, or nothing if that is not there.
+
+        Args:
+            prefix: found by ``lookup`` since the last call of anything else; for a new owner only.
 
         Returns:
             Whether the owner now has room for that many.
         """
-        blocks = self._owned.get(owner, [])
-        num_missing = self.num_blocks_for(num_tokens) - len(blocks)
-        if num_missing > len(self._free):
+        if not self.has_room(owner, num_tokens, prefix=prefix):
             return False
-        if num_missing > 0:
-            blocks.extend(self._free.popleft() for _ in range(num_missing))
-            self._owned[owner] = blocks
+        record = self._owners.setdefault(owner, _Owner())
+        assert not (prefix and record.blocks), f"{owner} has blocks in front of its prefix"
+        for block in prefix:
+            self._share(block)
+        record.blocks += prefix
+        record.num_published = max(record.num_published, len(prefix))
+        for _ in range(self.num_blocks_for(num_tokens) - len(record.blocks)):
+            block = self._free.popleft() if self._free else self._cache.evict()
+            self._ref_cnt[block] = 1
+            self._generation[block] += 1
+            record.blocks.append(block)
         return True
 
-    def retain(self, owner: str) -> None:
-        """Set the blocks of a cancelled owner apart while a forward runs; ``free`` them after."""
-        if owner not in self._retained:
-            self._retained.add(owner)
-            self._num_retained += len(self._owned.get(owner, ()))
+    def publish(self, owner: str, hashes: Sequence[bytes]) -> None:
+        """Let the owner's first ``len(hashes)`` blocks be found, all of which are computed."""
+        record = self._owners[owner]
+        for index in range(record.num_published, len(hashes)):
+            self._cache.publish(record.blocks[index], hashes[index])
+        record.num_published = max(record.num_published, len(hashes))
 
-    def free(self, owner: str) -> list[int]:
-        """Take all blocks of an owner back; nothing may touch them any more.
+    def launch(self, epoch: int, owners: Iterable[str]) -> None:
+        """Note that a step of that number is about to read and write the owners' blocks."""
+        for owner in owners:
+            self._owners[owner].epoch = epoch
+
+    def ack(self, epoch: int) -> None:
+        """Note that no step up to that number can touch a block any more; late ones are fine."""
+        if epoch <= self._acked:
+            return
+        self._acked = epoch
+        for block in [block for block in self._retained if self._epoch[block] <= epoch]:
+            del self._retained[block]
+            self._settle(block)
+
+    def free(self, owner: str, *, forget: bool = False) -> list[int]:
+        """Take all blocks of an owner back; those that nobody else holds go on to the pool.
+
+        They do so with the ack of the last step that may touch them, if one is under way.
+
+        Args:
+            forget: the content is not to be trusted: let none of it be found again.
 
         Returns:
-            Their ids; none for an owner that has nothing.
+            The blocks that nobody holds now, in the order of the owner's tokens; none for an
+            owner that has nothing.
         """
-        blocks = self._owned.pop(owner, [])
-        if owner in self._retained:
-            self._retained.remove(owner)
-            self._num_retained -= len(blocks)
-        self._free.extend(blocks)
-        return blocks
+        record = self._owners.pop(owner, None)
+        if record is None:
+            return []
+        freed: list[int] = []
+        # Backwards, so that the end of a text is evicted before what leads to it.
+        for block in reversed(record.blocks):
+            if forget:
+                self._cache.forget(block)
+            self._epoch[block] = max(self._epoch[block], record.epoch)
+            self._ref_cnt[block] -= 1
+            if not self._ref_cnt[block]:
+                freed.append(block)
+                self._settle(block)
+        freed.reverse()
+        return freed
 
-    def ledger(self) -> dict[int, str]:
-        """Return the owner of each block that has one."""
-        return {block: owner for owner, blocks in self._owned.items() for block in blocks}
+    def ledger(self) -> dict[int, BlockEntry]:
+        """Return the entry of each block that is used or retained."""
+        owners: dict[int, list[str]] = {block: [] for block in self._retained}
+        epochs = dict(enumerate(self._epoch))
+        for name, record in self._owners.items():
+            for block in record.blocks:
+                owners.setdefault(block, []).append(name)
+                epochs[block] = max(epochs[block], record.epoch)
+        return {
+            block: BlockEntry(tuple(names), self._generation[block], epochs[block])
+            for block, names in owners.items()
+        }
 
     def check_integrity(self) -> None:
         """Verify that every block is in exactly one place. Costs a walk over the whole pool.
@@ -91,12 +207,33 @@ class BlockPool:
         Raises:
             AssertionError: naming what does not add up.
         """
-        places = [*self._free, *(block for blocks in self._owned.values() for block in blocks)]
+        held = Counter(block for record in self._owners.values() for block in record.blocks)
+        idle = self._cache.idle_block_ids
+        places = [*self._free, *idle, *self._retained, *held]
         if sorted(places) != list(range(self.num_blocks)):
             raise AssertionError(
                 f"{len(places)} places for {self.num_blocks} blocks: free {list(self._free)}, "
-                f"owned {self._owned}"
+                f"cached {idle}, retained {list(self._retained)}, used {dict(held)}"
             )
-        retained = sum(len(self._owned.get(owner, ())) for owner in self._retained)
-        if retained != self._num_retained:
-            raise AssertionError(f"{retained} blocks are retained, {self._num_retained} counted")
+        if wrong := [b for b, count in enumerate(self._ref_cnt) if count != held[b]]:
+            raise AssertionError(f"blocks {wrong} are counted as held more or less than they are")
+        if early := [b for b in (*self._free, *idle) if self._epoch[b] > self._acked]:
+            raise AssertionError(f"blocks {early} are free before step {self._acked} was followed")
+        self._cache.check_integrity()
+
+    def _share(self, block: int) -> None:
+        """Let one more hold a published block, wherever it is."""
+        if self._cache.is_idle(block):
+            self._cache.claim(block)
+        else:
+            self._retained.pop(block, None)
+        self._ref_cnt[block] += 1
+
+    def _settle(self, block: int) -> None:
+        """Put a block that nobody holds where it belongs."""
+        if self._epoch[block] > self._acked:
+            self._retained[block] = None
+        elif self._cache.is_published(block):
+            self._cache.park(block)
+        else:
+            self._free.append(block)

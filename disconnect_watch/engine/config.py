@@ -137,6 +137,8 @@ class EngineConfig:
         max_num_batched_tokens: tokens in one step, which is also the longest prefill chunk; at
             least ``max_num_seqs``, so that every running request advances in each step.
         max_queue: requests that may wait.
+        enable_prefix_caching: keep full blocks of what was computed, cancelled requests
+            included, until the space is needed, and share them between requests that begin alike.
         max_model_len: tokens of prompt and answer together; None takes the model's own limit, or
             less where the cache is smaller than that.
         dtype: of weights and cache: ``"auto"`` is float32, the fastest on a CPU whatever the
@@ -153,6 +155,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     max_queue: int = 1024
+    enable_prefix_caching: bool = True
     max_model_len: int | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     num_threads: int | None = None

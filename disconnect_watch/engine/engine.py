@@ -1,48 +1,25 @@
-"""The step loop.
+"""The engine: a model from a directory, its cache, and the step loop over both."""
 
-One step is
-
-1. *read* the flags of all waiting and running requests, and *abort* those that fired;
-2. *schedule* the rest;
-3. *run* the forward. Before each layer the flags of prefill rows are read again, and those that
-   fired leave the batch there. Their blocks are set apart, not freed: the forward may still hold
-   them. If no live row is left, the forward ends at once;
-4. *apply* what it computed. The flag is read once more, right before a token is handed out: a
-   request whose flag was seen is never heard of again but for its outcome, and at most the one
-   token of this step is wasted.
-
-Nothing ends while a forward runs, so no block is freed that it might touch.
-"""
-
-import logging
 import secrets
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
 import torch
 
-from disconnect_watch.engine.block_pool import BlockPool
 from disconnect_watch.engine.checkpoint import load_model
 from disconnect_watch.engine.config import EngineConfig, ModelConfig
-from disconnect_watch.engine.errors import PromptTooLongError, QueueFullError
+from disconnect_watch.engine.core import EngineCore
+from disconnect_watch.engine.errors import PromptTooLongError
 from disconnect_watch.engine.kv_cache import KVCache
 from disconnect_watch.engine.model import LlamaModel
-from disconnect_watch.engine.outcome import AbortResult, Outcome, RequestOutput
 from disconnect_watch.engine.params import SamplingParams
-from disconnect_watch.engine.records import EngineStats, StepNotes, StepRecord
-from disconnect_watch.engine.registry import RequestRegistry
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.runner import ModelRunner
-from disconnect_watch.engine.scheduler import ScheduledRow, Scheduler
 from disconnect_watch.engine.tokenizer import Tokenizer
-from disconnect_watch.token import CancelToken, Reason
+from disconnect_watch.token import CancelToken
 
 __all__ = ["DEFAULT_MODEL", "SMALL_MODEL", "Engine"]
-
-logger = logging.getLogger(__name__)
 
 #: Directory of the small trained model that ships with the package.
 DEFAULT_MODEL = Path(__file__).parent / "tiny"
@@ -53,49 +30,38 @@ DEFAULT_MODEL = Path(__file__).parent / "tiny"
 SMALL_MODEL = 50_000_000
 
 
-class Engine:
+class Engine(EngineCore):
     """A model that serves many requests at once, one ``step`` at a time.
 
-    Threads: one at a time may call it, except where a method says "any"; and flags of requests
-    may be set by any at any time. ``EngineThread`` runs an engine for event loops.
-
-    Attributes:
-        max_model_len: tokens that prompt and answer of a request may have together.
-        step_log: records of the last steps, oldest first.
-        layer_hook: called with step and layer before the flags are read for that layer; for
-            tests that must act in the middle of a forward.
+    Threads: see ``EngineCore``. ``EngineThread`` runs an engine for event loops.
     """
+
+    _runner: ModelRunner
 
     def __init__(
         self, model: LlamaModel, tokenizer: Tokenizer, *, config: EngineConfig | None = None
     ) -> None:
-        self.config = config = config or EngineConfig()
+        config = config or EngineConfig()
         self.model_config = model.config
         self.tokenizer = tokenizer
-        self.step_log: deque[StepRecord] = deque(maxlen=config.step_log_size)
-        self.layer_hook: Callable[[int, int], None] | None = None
         num_threads = config.num_threads
         if num_threads is None and sum(p.numel() for p in model.parameters()) < SMALL_MODEL:
             num_threads = 1
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         dtype = model.embed_tokens.weight.dtype
-        num_blocks, self.max_model_len = _size_cache(config, model.config, dtype)
-        self._pool = BlockPool(num_blocks, block_size=config.block_size)
-        self._scheduler = Scheduler(
-            self._pool,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-        )
-        self._registry = RequestRegistry(self._scheduler, tokenizer)
+        num_blocks, max_model_len = _size_cache(config, model.config, dtype)
         cache = KVCache(
             model.config, num_blocks=num_blocks, block_size=config.block_size, dtype=dtype
         )
-        self._runner = ModelRunner(model, cache, max_model_len=self.max_model_len)
-        self._notes = StepNotes()
-        self._num_steps = 0
-        self._num_preemptions = 0
-        self._is_stepping = False
+        super().__init__(
+            ModelRunner(model, cache, max_model_len=max_model_len),
+            tokenizer,
+            config=config,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            eos_token_ids=model.config.eos_token_ids,
+        )
 
     @classmethod
     def from_pretrained(
@@ -147,19 +113,6 @@ class Engine:
         seed = secrets.randbits(63) if params.seed is None else params.seed
         return Request(request_id, token_ids, params=params, seed=seed, cancel=cancel)
 
-    def admit(self, request: Request) -> None:
-        """Queue a request that ``make_request`` made.
-
-        One that is cancelled already is taken all the same, and ends at the next step.
-
-        Raises:
-            DuplicateRequestError: its id is in use.
-            QueueFullError: ``max_queue`` requests wait.
-        """
-        if self._scheduler.num_waiting >= self.config.max_queue:
-            raise QueueFullError(self.config.max_queue)
-        self._registry.add(request)
-
     def add_request(
         self,
         prompt: str | Sequence[int],
@@ -172,233 +125,6 @@ class Engine:
         request = self.make_request(prompt, params, request_id=request_id, cancel=cancel)
         self.admit(request)
         return request
-
-    def find(self, request_id: str) -> Request | None:
-        """Return the live request of that id. Threads: any."""
-        return self._registry.find(request_id)
-
-    @property
-    def on_outcome(self) -> Callable[[str, Outcome], None] | None:
-        """Called with id and outcome when a request has ended, once each; its errors are logged."""
-        return self._registry.on_outcome
-
-    @on_outcome.setter
-    def on_outcome(self, callback: Callable[[str, Outcome], None] | None) -> None:
-        self._registry.on_outcome = callback
-
-    @property
-    def has_work(self) -> bool:
-        """Whether ``step`` has anything to do or to tell."""
-        return self._registry.has_work
-
-    @property
-    def block_ledger(self) -> dict[int, str]:
-        """The id of the request that owns each block that is not free; a copy."""
-        return self._pool.ledger()
-
-    def check_integrity(self) -> None:
-        """Verify that the ledger balances and that only live requests own blocks.
-
-        Raises:
-            AssertionError: naming what does not add up.
-        """
-        self._pool.check_integrity()
-        strangers = {owner for owner in self.block_ledger.values() if owner not in self._registry}
-        if strangers:
-            raise AssertionError(f"blocks belong to requests that are not alive: {strangers}")
-
-    def stats(self) -> EngineStats:
-        """Return the numbers of this moment."""
-        counts = self._registry.counts
-        return EngineStats(
-            num_waiting=self._scheduler.num_waiting,
-            num_running=self._scheduler.num_running,
-            num_blocks=self._pool.num_blocks,
-            num_blocks_used=self._pool.num_used,
-            num_blocks_cached=0,
-            num_blocks_free=self._pool.num_free,
-            num_blocks_retained=self._pool.num_retained,
-            num_steps=self._num_steps,
-            num_preemptions=self._num_preemptions,
-            num_requests=counts.num_requests,
-            num_prompt_tokens=counts.num_prompt_tokens,
-            num_generated_tokens=counts.num_generated_tokens,
-            num_wasted_tokens=counts.num_wasted_tokens,
-            num_stale_events=counts.num_stale_events,
-            outcomes=dict(counts.outcomes),
-        )
-
-    def abort(self, request_id: str) -> AbortResult:
-        """Cancel a request now; when this returns, its blocks are free.
-
-        Its outcome also comes out of the next ``step``, before anything of another request that
-        may have taken the id by then. Any id is fine, known or not.
-
-        Raises:
-            RuntimeError: called from within ``step``, whose forward may be using the blocks.
-        """
-        request = self.find(request_id)
-        if request is None:
-            return self._registry.abort_result(self._registry.ended_as(request_id), is_first=False)
-        return self.finish_abort(request, is_first=request.mark_cancelled(Reason.ABORTED))
-
-    def finish_abort(self, request: Request, *, is_first: bool) -> AbortResult:
-        """End a request that was found and marked before, unless a step has done so meanwhile.
-
-        It takes the request, not its id, which may have passed to another one since.
-
-        Args:
-            request: marked as cancelled.
-            is_first: whether that mark was the first, and so the abort is this caller's.
-
-        Raises:
-            RuntimeError: called from within ``step``.
-        """
-        if self._is_stepping:
-            raise RuntimeError(
-                f"abort of {request.request_id!r} came from within a step, cancel its token there"
-            )
-        if request.outcome is None:
-            self._cancel(request, self._notes.aborted)
-        return self._registry.abort_result(request.outcome, is_first=is_first)
-
-    def cancel_all(self, reason: Reason) -> list[RequestOutput]:
-        """Cancel every live request; returns what is to be told."""
-        for request in self._registry:
-            request.mark_cancelled(reason)
-        self._abort_cancelled()
-        return self._registry.take_outputs()
-
-    def fail_all(self, error: BaseException) -> list[RequestOutput]:
-        """End every live request as failed; returns what is to be told.
-
-        For the owner of an engine whose ``step`` has raised, and so is not to be trusted again.
-        """
-        for request in self._registry:
-            self._registry.fail(request, error)
-        return self._registry.take_outputs()
-
-    def take_outputs(self) -> list[RequestOutput]:
-        """Return what the next ``step`` would return first: outcomes of what was aborted since."""
-        return self._registry.take_outputs()
-
-    def step(self) -> list[RequestOutput]:
-        """Do one step, as the head of this file says.
-
-        Returns:
-            At most one output a live request, and the outcomes of requests that were aborted
-            since the step before; empty if there was nothing to do.
-        """
-        if not self.has_work:
-            return []
-        self._num_steps += 1
-        self._abort_cancelled()
-        schedule = self._scheduler.schedule()
-        for request, blocks in schedule.preempted:
-            self._num_preemptions += 1
-            self._notes.preempted.append(request.request_id)
-            self._registry.freed_block_ids += blocks
-        self._runner.layer_tokens.clear()
-        if schedule.rows:
-            self._is_stepping = True
-            try:
-                results = self._forward(schedule.rows)
-            finally:
-                self._is_stepping = False
-            self._apply(schedule.rows, results)
-        self._log_step(schedule.rows)
-        return self._registry.take_outputs()
-
-    def _abort_cancelled(self) -> None:
-        for request in [r for r in self._scheduler.live_requests() if r.is_cancelled]:
-            self._cancel(request, self._notes.aborted)
-
-    def _cancel(self, request: Request, note: list[str], *, num_wasted_tokens: int = 0) -> None:
-        note.append(request.request_id)
-        self._registry.cancel(
-            request, seen_at_ns=time.monotonic_ns(), num_wasted_tokens=num_wasted_tokens
-        )
-        # An abort may come before the first step; 0 is no step to acknowledge with.
-        request.acknowledge(max(self._num_steps, 1))
-
-    def _forward(self, rows: Sequence[ScheduledRow]) -> dict[str, int | Exception]:
-        """Run the rows together; if that fails, each by itself, so that only the guilty fail.
-
-        Returns:
-            Token or error by request id; nothing for rows that were dropped, or whose chunk does
-            not reach their last token.
-        """
-        try:
-            return self._runner.run(rows, layer_check=self._check_layer)
-        except Exception as error:
-            # Whatever the model raises, it is the end of one request, not of the server.
-            if len(rows) == 1:
-                logger.exception("request %s failed", rows[0].request.request_id)
-                return {rows[0].request.request_id: error}
-        results: dict[str, int | Exception] = {}
-        for row in rows:
-            if not row.request.dropped_at_ns:
-                results.update(self._forward([row]))
-        return results
-
-    def _check_layer(self, layer: int, rows: Sequence[ScheduledRow]) -> Sequence[ScheduledRow]:
-        """Find the rows that must not enter this layer.
-
-        A dead decode row stays as long as another row lives: its one token costs a layer next to
-        nothing, while taking it out costs a new batch.
-        """
-        if self.layer_hook is not None:
-            self.layer_hook(self._num_steps, layer)
-        dead = [row for row in rows if row.phase == "prefill" and row.request.is_cancelled]
-        if all(row.request.is_cancelled for row in rows):
-            dead = list(rows)
-        if dead:
-            now = time.monotonic_ns()
-            for row in dead:
-                row.request.seen_at_ns = row.request.dropped_at_ns = now
-                self._pool.retain(row.request.request_id)
-                self._notes.dropped[row.request.request_id] = layer
-        return dead
-
-    def _apply(self, rows: Sequence[ScheduledRow], results: dict[str, int | Exception]) -> None:
-        for row in rows:
-            request, result = row.request, results.get(row.request.request_id)
-            if request.is_cancelled:
-                num_wasted_tokens = int(isinstance(result, int))
-                self._cancel(request, self._notes.withheld, num_wasted_tokens=num_wasted_tokens)
-            elif isinstance(result, Exception):
-                self._notes.failed.append(request.request_id)
-                self._registry.fail(request, result)
-            else:
-                request.num_computed_tokens = row.stop
-                if result is not None:
-                    self._emit(request, result)
-
-    def _emit(self, request: Request, token_id: int) -> None:
-        num_tokens = len(request.token_ids) + 1
-        if token_id in self.model_config.eos_token_ids and not request.params.ignore_eos:
-            self._notes.finished.append(request.request_id)
-            self._registry.finish(request, token_id, "stop")
-        elif (
-            num_tokens - request.num_prompt_tokens >= request.params.max_tokens
-            or num_tokens >= self.max_model_len
-        ):
-            self._notes.finished.append(request.request_id)
-            self._registry.finish(request, token_id, "length")
-        else:
-            self._registry.emit(request, token_id)
-
-    def _log_step(self, rows: Sequence[ScheduledRow]) -> None:
-        self.step_log.append(
-            self._notes.record(
-                step=self._num_steps,
-                scheduled={row.request.request_id: row.num_tokens for row in rows},
-                layer_tokens=self._runner.layer_tokens,
-                freed_block_ids=self._registry.freed_block_ids,
-            )
-        )
-        self._notes = StepNotes()
-        self._registry.freed_block_ids.clear()
 
 
 def _size_cache(

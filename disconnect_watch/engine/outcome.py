@@ -21,13 +21,14 @@ class Outcome:
         finish_reason: of ``finished``: an end token, or no more tokens wanted or possible.
         reason: of ``cancelled``: why the flag was set.
         phase: of ``cancelled`` and ``failed``: what the request was doing.
+        num_cached_tokens: of the prompt, those that an earlier request had computed.
         num_generated_tokens: tokens that left the engine.
         num_wasted_tokens: tokens that were sampled and then withheld, as the flag was seen.
         flag_at_ns: the cause of the cancel was seen, as the token tells it.
         seen_at_ns: the engine read the flag.
         dropped_at_ns: the request was out of queue and batch.
         freed_at_ns: its blocks could be given to others.
-        num_blocks_freed: how many those were.
+        num_blocks_freed: how many those were; blocks that others share are not among them.
         error: of ``failed``: what went wrong.
     """
 
@@ -36,6 +37,7 @@ class Outcome:
     reason: Reason | None = None
     phase: Phase | None = None
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     num_generated_tokens: int = 0
     num_wasted_tokens: int = 0
     flag_at_ns: int = 0

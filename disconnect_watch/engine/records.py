@@ -79,9 +79,10 @@ class EngineStats:
     ``num_blocks`` is the sum of the four kinds. Counters count from the start of the engine.
 
     Attributes:
-        num_blocks_cached: evictable blocks of ended requests; 0 as long as none are kept.
-        num_blocks_retained: blocks of cancelled requests that a running forward may still touch.
+        num_blocks_cached: kept for their content, and given to others as soon as none are free.
+        num_blocks_retained: given up, but a step that runs may still touch them.
         num_prompt_tokens: of accepted requests.
+        num_cached_tokens: of prompts, found in the cache and not computed again.
         num_generated_tokens: handed out.
         num_wasted_tokens: sampled and withheld.
         num_stale_events: aborts of requests that had ended already.
@@ -99,7 +100,13 @@ class EngineStats:
     num_requests: int
     num_preemptions: int
     num_prompt_tokens: int
+    num_cached_tokens: int
     num_generated_tokens: int
     num_wasted_tokens: int
     num_stale_events: int
     outcomes: Mapping[tuple[str, Phase | None], int] = field(default_factory=dict)
+
+    @property
+    def num_blocks_available(self) -> int:
+        """How many blocks a request could have now, free and cached."""
+        return self.num_blocks_free + self.num_blocks_cached

@@ -1,8 +1,8 @@
 """Which requests are alive, and the one place where any of them ends.
 
-Everything that ends a request goes through ``_end``, whatever the race: out of its queue, blocks
-free, outcome counted, remembered and told. It happens once, since it takes the request out of the
-registry, and nothing ends that is not in there.
+Everything that ends a request goes through ``drop`` and ``_end``, whatever the race: out of its
+queue, blocks given up; outcome counted, remembered and told. Each happens once: the request's state
+machine has no second way in.
 """
 
 import logging
@@ -33,6 +33,7 @@ class Counts:
 
     num_requests: int = 0
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     num_generated_tokens: int = 0
     num_wasted_tokens: int = 0
     num_stale_events: int = 0
@@ -96,49 +97,61 @@ class RequestRegistry:
     ) -> None:
         """Append the last token, and end."""
         text = self._append(request, token_id) + self._live[request.request_id][1].flush()
+        self.drop(request)
         outcome = Outcome(
             "finished",
             finish_reason=finish_reason,
             num_prompt_tokens=request.num_prompt_tokens,
             num_generated_tokens=request.num_generated_tokens,
-            num_blocks_freed=self._release(request),
+            num_cached_tokens=request.num_cached_tokens,
+            num_blocks_freed=request.num_blocks_freed,
         )
         self._end(request, outcome, text=text, token_ids=(token_id,))
 
     def cancel(self, request: Request, *, seen_at_ns: int, num_wasted_tokens: int = 0) -> None:
         """End a request whose flag was seen. Text that was held back is not told any more."""
         flag_at_ns, reason = request.read_cancel()
-        phase = request.phase
-        dropped_at_ns = request.dropped_at_ns or time.monotonic_ns()
-        num_blocks_freed = self._release(request)
+        self.drop(request)
         outcome = Outcome(
             "cancelled",
             reason=reason,
-            phase=phase,
+            phase=request.phase,
             num_prompt_tokens=request.num_prompt_tokens,
             num_generated_tokens=request.num_generated_tokens,
             num_wasted_tokens=num_wasted_tokens,
             flag_at_ns=flag_at_ns,
             seen_at_ns=request.seen_at_ns or seen_at_ns,
-            dropped_at_ns=dropped_at_ns,
+            dropped_at_ns=request.dropped_at_ns,
             freed_at_ns=time.monotonic_ns(),
-            num_blocks_freed=num_blocks_freed,
+            num_cached_tokens=request.num_cached_tokens,
+            num_blocks_freed=request.num_blocks_freed,
         )
         self.counts.num_wasted_tokens += num_wasted_tokens
         self._end(request, outcome)
 
     def fail(self, request: Request, error: BaseException) -> None:
-        """End a request that the engine could not compute."""
-        phase = request.phase
+        """End a request that the engine could not compute; what it has computed is not kept."""
+        self.drop(request, forget=True)
         outcome = Outcome(
             "failed",
-            phase=phase,
+            phase=request.phase,
             num_prompt_tokens=request.num_prompt_tokens,
             num_generated_tokens=request.num_generated_tokens,
-            num_blocks_freed=self._release(request),
+            num_cached_tokens=request.num_cached_tokens,
+            num_blocks_freed=request.num_blocks_freed,
             error=f"{type(error).__name__}: {error}",
         )
         self._end(request, outcome)
+
+    def drop(self, request: Request, *, forget: bool = False) -> None:
+        """Take a request out of queue and batch; once that has been done, nothing more happens.
+
+        Args:
+            forget: keep none of its blocks as prefix.
+        """
+        if request.is_live:
+            self.freed_block_ids += self._scheduler.drop(request, forget=forget)
+            self.counts.num_cached_tokens += request.num_cached_tokens
 
     def take_outputs(self) -> list[RequestOutput]:
         """Return what is to be told and was not yet."""
@@ -171,11 +184,6 @@ class RequestRegistry:
         request.token_ids.append(token_id)
         self.counts.num_generated_tokens += 1
         return self._live[request.request_id][1].feed(token_id)
-
-    def _release(self, request: Request) -> int:
-        blocks = self._scheduler.remove(request)
-        self.freed_block_ids += blocks
-        return len(blocks)
 
     def _end(
         self, request: Request, outcome: Outcome, *, text: str = "", token_ids: tuple[int, ...] = ()

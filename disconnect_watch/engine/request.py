@@ -1,7 +1,16 @@
 """One generation, from its prompt to its one outcome.
 
-A request is waiting (in the queue, new or preempted), running (it has blocks and is scheduled in
-each step) or ended. It is cancelled by its token, which others set, or by a mark of its own; both
+::
+
+    waiting ──► running ──┐
+       ▲──preempted─┘     ├──► dropped ──► ended
+       └──────────────────┘
+
+*Waiting*: in the queue, new or preempted. *Running*: it has blocks, and is scheduled in each
+step. *Dropped*: out of queue and batch, its blocks given up; nothing is computed for it any more.
+*Ended*: its outcome is known. There is no way back from the last two, and each is entered once.
+
+A request is cancelled by its token, which others set, or by a mark of its own; both
 may be set by any thread at any time, and are only read by the engine. All else belongs to the
 thread that steps the engine.
 """
@@ -13,7 +22,17 @@ from disconnect_watch.engine.outcome import Outcome, Phase
 from disconnect_watch.engine.params import SamplingParams
 from disconnect_watch.token import CancelToken, Reason
 
-__all__ = ["Request"]
+__all__ = ["Request", "Status"]
+
+Status = Literal["waiting", "running", "dropped", "ended"]
+
+#: From which states each may be entered.
+COMES_FROM: dict[Status, tuple[Status, ...]] = {
+    "waiting": ("running",),
+    "running": ("waiting",),
+    "dropped": ("waiting", "running"),
+    "ended": ("dropped",),
+}
 
 
 class Request:
@@ -21,17 +40,26 @@ class Request:
 
     Attributes:
         token_ids: prompt, then what was generated.
-        num_computed_tokens: how many of them have their keys and values in the cache.
+        block_hashes: digests of its full blocks, as far as they were needed; see ``prefix_cache``.
+        num_computed_tokens: how many of the tokens have their keys and values in the cache.
+        num_cached_tokens: how many of the prompt did when it was first admitted.
         seed: of the random numbers; survives preemption, so that a recomputed request goes on
             with the tokens it would have had.
         outcome: None until the request has ended.
-        seen_at_ns, dropped_at_ns: set by the step that noticed the cancel; 0 before.
+        seen_at_ns, dropped_at_ns: set when the cancel was noticed, and when the request was
+            dropped; 0 before.
+        num_blocks_freed: of a dropped request: blocks that only it held.
     """
 
     __slots__ = (
+        "_dropped_in",
         "_marks",
+        "_status",
+        "block_hashes",
         "cancel",
         "dropped_at_ns",
+        "num_blocks_freed",
+        "num_cached_tokens",
         "num_computed_tokens",
         "num_prompt_tokens",
         "outcome",
@@ -39,7 +67,6 @@ class Request:
         "request_id",
         "seed",
         "seen_at_ns",
-        "status",
         "token_ids",
     )
 
@@ -58,15 +85,28 @@ class Request:
         self.params = params
         self.seed = seed
         self.cancel = cancel
-        self.status: Literal["waiting", "running", "ended"] = "waiting"
+        self.block_hashes: list[bytes] = []
         self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
         self.outcome: Outcome | None = None
         self.seen_at_ns = 0
         self.dropped_at_ns = 0
+        self.num_blocks_freed = 0
+        self._status: Status = "waiting"
+        self._dropped_in: Phase | None = None
         self._marks: list[tuple[int, Reason]] = []
 
     def __repr__(self) -> str:
-        return f"<Request {self.request_id!r} {self.status} {len(self.token_ids)} tokens>"
+        return f"<Request {self.request_id!r} {self._status} {len(self.token_ids)} tokens>"
+
+    @property
+    def status(self) -> Status:
+        return self._status
+
+    @property
+    def is_live(self) -> bool:
+        """Whether anything is still to be computed for it."""
+        return self._status in ("waiting", "running")
 
     @property
     def num_generated_tokens(self) -> int:
@@ -79,8 +119,13 @@ class Request:
 
     @property
     def phase(self) -> Phase:
-        """What the request is doing; one that recomputes after a preemption is in prefill again."""
-        if self.status == "waiting":
+        """What the request is doing, or was when it was dropped.
+
+        One that recomputes after a preemption is in prefill again.
+        """
+        if self._dropped_in is not None:
+            return self._dropped_in
+        if self._status == "waiting":
             return "waiting"
         if self.num_generated_tokens and self.num_uncomputed_tokens == 1:
             return "decode"
@@ -116,8 +161,27 @@ class Request:
         if self.cancel is not None and self.cancel.cancelled:
             self.cancel.ack(step)
 
+    def run(self) -> None:
+        """Leave the queue for the batch."""
+        self._move("running")
+
+    def preempt(self) -> None:
+        """Go back to the queue, with nothing computed."""
+        self._move("waiting")
+        self.num_computed_tokens = 0
+
+    def drop(self, *, num_blocks_freed: int) -> None:
+        """Leave queue or batch for good."""
+        self._dropped_in = self.phase
+        self._move("dropped")
+        self.dropped_at_ns = time.monotonic_ns()
+        self.num_blocks_freed = num_blocks_freed
+
     def end(self, outcome: Outcome) -> None:
         """Make the one terminal move."""
-        assert self.outcome is None, f"{self.request_id} ended twice"
-        self.status = "ended"
+        self._move("ended")
         self.outcome = outcome
+
+    def _move(self, status: Status) -> None:
+        assert self._status in COMES_FROM[status], f"{self!r} can't become {status}"
+        self._status = status

@@ -1,21 +1,18 @@
 """Runs one step's rows through the model, and lets the caller look between any two layers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from disconnect_watch.engine.batch import PackedBatch
+from disconnect_watch.engine.core import LayerCheck
 from disconnect_watch.engine.kv_cache import KVCache
 from disconnect_watch.engine.model import LlamaModel
 from disconnect_watch.engine.rotary import Rotary
 from disconnect_watch.engine.sampler import sample
 from disconnect_watch.engine.scheduler import ScheduledRow
 
-__all__ = ["LayerCheck", "ModelRunner"]
-
-#: Given the index of the layer about to run and the rows in the batch, returns those that are
-#: dead. They leave the batch before that layer; if none stays, the forward ends.
-LayerCheck = Callable[[int, Sequence[ScheduledRow]], Sequence[ScheduledRow]]
+__all__ = ["ModelRunner"]
 
 
 class ModelRunner:
@@ -35,24 +32,30 @@ class ModelRunner:
         )
         #: Tokens that each layer computed in the last step, in order; short if it was cut.
         self.layer_tokens: list[int] = []
+        self._acked_step = 0
+
+    @property
+    def acked_step(self) -> int:
+        """See ``core.Runner``: what has returned touches nothing any more."""
+        return self._acked_step
 
     @torch.inference_mode()
     def run(
-        self, rows: Sequence[ScheduledRow], *, layer_check: LayerCheck
+        self, rows: Sequence[ScheduledRow], *, step: int, layer_check: LayerCheck
     ) -> dict[str, int | Exception]:
-        """Compute the rows' tokens, and sample from those rows that reach their last one.
+        """See ``core.Runner``; a row whose scores are not finite gets an error.
 
         Keys and values of a row go to its own slots only, so running a row again, alone or in
         other company, repeats the same writes.
-
-        Args:
-            rows: at least one.
-            layer_check: called before each layer.
-
-        Returns:
-            The next token by request id, for rows that were sampled and not dropped; an error
-            where the model's scores were not finite.
         """
+        try:
+            return self._run(rows, layer_check)
+        finally:
+            self._acked_step = step
+
+    def _run(
+        self, rows: Sequence[ScheduledRow], layer_check: LayerCheck
+    ) -> dict[str, int | Exception]:
         batch = PackedBatch(rows, cache=self._cache)
         hidden = self._model.embed_tokens(batch.token_ids)
         rope = self._rotary(batch.positions)

@@ -4,7 +4,8 @@ Order is arrival order, everywhere: the running requests in it, then the waiting
 every running request arrived before every waiting one. From that follow
 
 - *admission*: only the head of the queue is looked at, and it gets the blocks for all its known
-  tokens at once, so that a prefill, once begun, never has to stop for lack of blocks;
+  tokens at once, so that a prefill, once begun, never has to stop for lack of blocks; those that
+  the prefix cache still has it shares, and their tokens need not be computed;
 - *preemption*: a decode that lacks a block takes those of the youngest running request, which
   goes back to the head of the queue and recomputes when there is room: the order is kept;
 - *no starvation*: the oldest request is never preempted for another, is scheduled in each step,
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 
 from disconnect_watch.engine.block_pool import BlockPool
 from disconnect_watch.engine.outcome import Phase
+from disconnect_watch.engine.prefix_cache import extend_hashes
 from disconnect_watch.engine.request import Request
 
 __all__ = ["Schedule", "ScheduledRow", "Scheduler"]
@@ -71,10 +73,20 @@ class Scheduler:
         pool: where the blocks come from; it must be able to hold any one request alone.
         max_num_seqs: requests that run at the same time.
         max_num_batched_tokens: budget of one step, at least ``max_num_seqs``.
+        enable_prefix_caching: share the blocks of equal beginnings, also with requests that have
+            ended.
     """
 
-    def __init__(self, pool: BlockPool, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        enable_prefix_caching: bool = True,
+    ) -> None:
         self._pool = pool
+        self._enable_prefix_caching = enable_prefix_caching
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         # An ordered dict as a queue: any member can leave in constant time, which is what a
@@ -99,17 +111,31 @@ class Scheduler:
         """Put a new request at the end of the queue."""
         self._waiting[request.request_id] = request
 
-    def remove(self, request: Request) -> list[int]:
-        """Take a request out, wherever it is, and free its blocks; no forward may use them.
+    def drop(self, request: Request, *, forget: bool = False) -> list[int]:
+        """Take a live request out, wherever it is, and give up its blocks.
+
+        Args:
+            forget: what it computed is not to be trusted, so none of it is kept as prefix.
 
         Returns:
-            The freed blocks.
+            The blocks that nobody holds now.
         """
         if request.status == "running":
             self._running.remove(request)
         else:
             del self._waiting[request.request_id]
-        return self._pool.free(request.request_id)
+        blocks = self._pool.free(request.request_id, forget=forget)
+        request.drop(num_blocks_freed=len(blocks))
+        return blocks
+
+    def advance(self, row: ScheduledRow) -> None:
+        """Note that a row was computed; its full blocks can be found from now on."""
+        request = row.request
+        request.num_computed_tokens = row.stop
+        if self._enable_prefix_caching:
+            num_full = row.stop // self._pool.block_size
+            self._hash(request)
+            self._pool.publish(request.request_id, request.block_hashes[:num_full])
 
     def schedule(self) -> Schedule:
         """Plan the next step: grow or preempt what runs, then admit what waits.
@@ -118,7 +144,9 @@ class Scheduler:
         """
         plan = Schedule([], [])
         budget = self._plan_running(plan)
-        self._plan_waiting(plan, budget)
+        if not plan.preempted:
+            # There was too little room a moment ago; who was sent away has to wait a step.
+            self._plan_waiting(plan, budget)
         return plan
 
     def _plan_running(self, plan: Schedule) -> int:
@@ -133,24 +161,44 @@ class Scheduler:
             if request.num_uncomputed_tokens == 1:
                 num_decodes_behind -= 1
             if not self._make_room(request, plan):
-                break
+                continue
             budget -= self._plan_row(request, budget - num_decodes_behind, plan)
         return budget
 
     def _plan_waiting(self, plan: Schedule, budget: int) -> None:
         while self._waiting and budget > 0 and self.num_running < self._max_num_seqs:
             request = next(iter(self._waiting.values()))
+            prefix = self._find_prefix(request)
             # Each running request may soon need one more block. Admitting into that reserve
-            # would only get the newcomer preempted, and its prefill computed twice. It also
-            # keeps out whom this very step preempted: what that freed has gone to another.
-            num_needed = self._pool.num_blocks_for(len(request.token_ids)) + self.num_running
-            if num_needed > self._pool.num_free:
+            # would only get the newcomer preempted, and its prefill computed twice.
+            reserve = self.num_running
+            num_tokens = len(request.token_ids)
+            if not self._pool.has_room(
+                request.request_id, num_tokens, prefix=prefix, reserve=reserve
+            ):
                 break
-            self._pool.allocate(request.request_id, len(request.token_ids))
-            del self._waiting[request.request_id]
-            request.status = "running"
-            self._running.append(request)
+            self._admit(request, prefix)
             budget -= self._plan_row(request, budget, plan)
+
+    def _admit(self, request: Request, prefix: list[int]) -> None:
+        self._pool.allocate(request.request_id, len(request.token_ids), prefix=prefix)
+        del self._waiting[request.request_id]
+        request.run()
+        request.num_computed_tokens = len(prefix) * self._pool.block_size
+        if not request.num_generated_tokens:
+            request.num_cached_tokens = request.num_computed_tokens
+        self._running.append(request)
+
+    def _find_prefix(self, request: Request) -> list[int]:
+        """Return the blocks to share; never all of it, since a last token must be computed."""
+        if not self._enable_prefix_caching:
+            return []
+        self._hash(request)
+        num_blocks = (len(request.token_ids) - 1) // self._pool.block_size
+        return self._pool.lookup(request.block_hashes[:num_blocks])
+
+    def _hash(self, request: Request) -> None:
+        extend_hashes(request.block_hashes, request.token_ids, block_size=self._pool.block_size)
 
     def _plan_row(self, request: Request, limit: int, plan: Schedule) -> int:
         """Plan as many of the request's tokens as the limit allows; returns how many."""
@@ -167,12 +215,15 @@ class Scheduler:
         """Find a slot for each of the request's tokens, at the cost of the youngest if need be.
 
         Returns:
-            False if the request is the youngest itself, and went back to the queue.
+            False if the request takes no part in this step: it waits for blocks that come back
+            with the next ack, or it was the youngest itself and went back to the queue.
         """
         while not self._pool.allocate(request.request_id, len(request.token_ids)):
+            if self._pool.num_retained:
+                # To preempt now would give up work for blocks that are as little free as these.
+                return False
             victim = self._running.pop()
-            victim.status = "waiting"
-            victim.num_computed_tokens = 0
+            victim.preempt()
             self._waiting[victim.request_id] = victim
             self._waiting.move_to_end(victim.request_id, last=False)
             plan.preempted.append((victim, self._pool.free(victim.request_id)))

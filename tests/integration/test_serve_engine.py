@@ -96,7 +96,7 @@ def assert_stopped_after(serving: Serving, step: int, request_id: str) -> None:
     """No step after the one in which the flag was set computed anything for the request."""
     later = [record for record in serving.engine.step_log if record.step > step]
     assert not any(request_id in record.scheduled for record in later)
-    assert request_id not in serving.engine.block_ledger.values()
+    assert request_id not in serving.engine.block_owners
 
 
 def by_fin(client: Client) -> None:
@@ -138,7 +138,7 @@ def test_a_leave_in_mid_decode_ends_it_within_the_step(
     with gated(serving.engine, after_steps=3) as gate, Client(serving.port) as client:
         client.post(path_of(route), ENDLESS)
         step = gate.wait()
-        (request_id,) = set(serving.engine.block_ledger.values())
+        (request_id,) = serving.engine.block_owners
         act(client)
         wait_until(lambda: sum(serving.watcher.stats().num_signals.values()) == 1)
         gate.open()
@@ -159,7 +159,7 @@ def test_a_leave_in_mid_prefill_stops_at_the_next_layer(
     with gated(serving.engine, layer=1) as gate, Client(serving.port) as client:
         client.post(path_of(route), {**ENDLESS, "text_input": "long " * 100})
         step = gate.wait()
-        (request_id,) = set(serving.engine.block_ledger.values())
+        (request_id,) = serving.engine.block_owners
         act(client)
         wait_until(lambda: sum(serving.watcher.stats().num_signals.values()) == 1)
         gate.open()

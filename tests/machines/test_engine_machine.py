@@ -73,7 +73,7 @@ class EngineMachine(RuleBasedStateMachine):
     def abort(self, name: str) -> None:
         num_told = len(self.told)
         result = self.engine.abort(name)
-        assert name not in self.engine.block_ledger.values()
+        assert name not in self.engine.block_owners
         client = self.live.pop(name, None)
         if client is None:
             assert result.outcome in ("already_finished", "already_cancelled", "not_found")

@@ -12,7 +12,7 @@ from disconnect_watch.engine.block_pool import BlockPool
 from disconnect_watch.engine.outcome import Outcome
 from disconnect_watch.engine.params import SamplingParams
 from disconnect_watch.engine.request import Request
-from disconnect_watch.engine.scheduler import Scheduler
+from disconnect_watch.engine.scheduler import ScheduledRow, Scheduler
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 24
@@ -44,7 +44,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def arrive(self, num_tokens: int, max_tokens: int) -> None:
         request = Request(
             f"r{self.num_names}",
-            [0] * num_tokens,
+            [self.num_names % 2] * num_tokens,
             params=SamplingParams(max_tokens=max_tokens),
             seed=0,
         )
@@ -75,13 +75,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert row.stop <= len(row.request.token_ids)
             # Every planned token has a slot of its own.
             assert len(row.block_ids) * BLOCK_SIZE >= row.stop
-            assert row.start == before[name]
+            # Either it goes on where it was, or it was admitted, behind a prefix that is known.
+            assert row.start == before[name] or (not before[name] and row.start % BLOCK_SIZE == 0)
         for row in plan.rows:
-            self.compute(row.request, row.stop)
+            self.compute(row)
 
-    def compute(self, request: Request, stop: int) -> None:
-        is_sampled = stop == len(request.token_ids)
-        request.num_computed_tokens = stop
+    def compute(self, row: ScheduledRow) -> None:
+        request, is_sampled = row.request, row.is_sampled
+        self.scheduler.advance(row)
         if not is_sampled:
             return
         request.token_ids.append(0)
@@ -93,7 +94,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def remove(self, request: Request, outcome: Outcome) -> None:
         blocks = list(self.pool.block_ids(request.request_id))
-        assert self.scheduler.remove(request) == blocks
+        held = {
+            block
+            for other in self.live
+            if other is not request
+            for block in self.pool.block_ids(other.request_id)
+        }
+        assert self.scheduler.drop(request) == [block for block in blocks if block not in held]
         assert self.pool.block_ids(request.request_id) == []
         request.end(outcome)
         self.live.remove(request)
@@ -110,9 +117,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def blocks_belong_to_the_running(self) -> None:
         self.pool.check_integrity()
-        owners = set(self.pool.ledger().values())
+        owners = {name for entry in self.pool.ledger().values() for name in entry.owners}
         assert owners == {r.request_id for r in self.live if r.status == "running"}
-        assert self.pool.num_free + self.pool.num_used == self.pool.num_blocks
+        assert self.pool.num_available + self.pool.num_used == self.pool.num_blocks
 
     def teardown(self) -> None:
         """Nobody starves: with no more arrivals, everyone ends within bounded steps."""
@@ -125,7 +132,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 break
             self.step()
         assert not self.live
-        assert self.pool.num_free == self.pool.num_blocks
+        assert self.pool.num_available == self.pool.num_blocks
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase

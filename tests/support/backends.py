@@ -65,6 +65,7 @@ class ScriptedBackend:
             num_requests=len(self.calls),
             num_preemptions=0,
             num_prompt_tokens=0,
+            num_cached_tokens=0,
             num_generated_tokens=0,
             num_wasted_tokens=0,
             num_stale_events=0,

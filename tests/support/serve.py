@@ -163,7 +163,7 @@ class Serving:
         stats = self.backend.stats()
         return (
             stats.num_waiting == stats.num_running == 0
-            and stats.num_blocks_free == stats.num_blocks
+            and stats.num_blocks_available == stats.num_blocks
             and self.engine.block_ledger == {}
             and self.frontend.stats().num_live == 0
             and self.watcher.stats().num_armed == 0

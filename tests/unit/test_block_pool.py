@@ -2,7 +2,7 @@
 
 import pytest
 
-from disconnect_watch.engine.block_pool import BlockPool
+from disconnect_watch.engine.block_pool import BlockEntry, BlockPool
 
 
 def test_blocks_are_given_by_the_token_and_counted() -> None:
@@ -11,7 +11,11 @@ def test_blocks_are_given_by_the_token_and_counted() -> None:
     assert pool.block_ids("a") == [0, 1]
     assert pool.allocate("b", 4)
     assert (pool.num_used, pool.num_free, pool.num_retained) == (3, 5, 0)
-    assert pool.ledger() == {0: "a", 1: "a", 2: "b"}
+    assert pool.ledger() == {
+        0: BlockEntry(("a",), 1, 0),
+        1: BlockEntry(("a",), 1, 0),
+        2: BlockEntry(("b",), 1, 0),
+    }
     pool.check_integrity()
 
 
@@ -52,17 +56,59 @@ def test_a_freed_block_is_reused_last() -> None:
     assert pool.block_ids("b") == [1, 2, 3]
 
 
-def test_retained_blocks_are_neither_used_nor_free() -> None:
+def test_blocks_of_a_step_under_way_are_neither_used_nor_free_until_its_ack() -> None:
     pool = BlockPool(4, block_size=4)
     pool.allocate("a", 8)
-    pool.retain("a")
-    pool.retain("a")
+    pool.launch(7, ["a"])
+    assert pool.free("a") == [0, 1]
+    assert pool.free("a") == []
     assert (pool.num_used, pool.num_free, pool.num_retained) == (0, 2, 2)
+    assert pool.ledger() == {0: BlockEntry((), 1, 7), 1: BlockEntry((), 1, 7)}
     assert not pool.allocate("b", 12)
     pool.check_integrity()
-    pool.free("a")
+    pool.ack(6)
+    assert pool.num_retained == 2
+    pool.ack(7)
     assert (pool.num_used, pool.num_free, pool.num_retained) == (0, 4, 0)
     pool.check_integrity()
+
+
+def test_an_ack_that_comes_late_or_twice_changes_nothing() -> None:
+    pool = BlockPool(4, block_size=4)
+    pool.ack(8)
+    pool.allocate("a", 8)
+    pool.launch(9, ["a"])
+    pool.free("a")
+    pool.ack(3)
+    pool.ack(8)
+    assert pool.num_retained == 2
+    pool.check_integrity()
+
+
+def test_a_shared_block_waits_for_the_last_step_of_each_who_had_it() -> None:
+    pool = BlockPool(4, block_size=4)
+    pool.allocate("a", 4)
+    pool.publish("a", [b"x"])
+    pool.allocate("b", 4, prefix=[0])
+    pool.launch(1, ["a", "b"])
+    pool.ack(1)
+    pool.launch(2, ["b"])
+    # b's last step still reads it when a, who took no part, is the last to let go.
+    pool.free("b")
+    pool.free("a")
+    assert (pool.num_retained, pool.num_cached) == (1, 0)
+    pool.ack(2)
+    assert (pool.num_retained, pool.num_cached) == (0, 1)
+
+
+def test_a_generation_counts_how_often_a_block_was_handed_out() -> None:
+    pool = BlockPool(2, block_size=4)
+    for name in "abc":
+        pool.allocate(name, 8)
+        pool.free(name)
+    pool.allocate("d", 4)
+    [entry] = pool.ledger().values()
+    assert entry == BlockEntry(("d",), 4, 0)
 
 
 def test_the_check_finds_a_block_in_two_places() -> None:
@@ -71,3 +117,31 @@ def test_the_check_finds_a_block_in_two_places() -> None:
     pool.block_ids("a")[0] = 3
     with pytest.raises(AssertionError, match="places for 4 blocks"):
         pool.check_integrity()
+
+
+def test_the_check_finds_a_wrong_count_of_holders() -> None:
+    pool = BlockPool(4, block_size=4)
+    pool.allocate("a", 4)
+    pool._ref_cnt[0] = 2
+    with pytest.raises(AssertionError, match=r"blocks \[0\] are counted as held"):
+        pool.check_integrity()
+
+
+def test_the_check_finds_a_block_that_was_freed_before_its_ack() -> None:
+    pool = BlockPool(4, block_size=4)
+    pool._epoch[2] = 5
+    with pytest.raises(AssertionError, match=r"blocks \[2\] are free before"):
+        pool.check_integrity()
+
+
+def test_cached_blocks_of_a_prefix_do_not_count_as_room_for_the_rest_of_it() -> None:
+    pool = BlockPool(4, block_size=4)
+    pool.allocate("a", 8)
+    pool.publish("a", [b"x", b"y"])
+    pool.allocate("b", 8)
+    pool.free("a")
+    assert pool.num_available == 2
+    assert not pool.allocate("c", 9, prefix=pool.lookup([b"x", b"y"]))
+    assert pool.num_cached == 2
+    assert pool.allocate("c", 8, prefix=pool.lookup([b"x", b"y"]))
+    pool.check_integrity()

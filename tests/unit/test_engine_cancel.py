@@ -87,7 +87,7 @@ def test_a_client_that_leaves_mid_stream_is_out_at_the_next_step() -> None:
     token = submit(engine, "a", SHORT)
     for _ in range(5):
         engine.step()
-    assert set(engine.block_ledger.values()) == {"a"}
+    assert engine.block_owners == {"a"}
     token.cancel(Reason.FIN)
     [output] = engine.step()
     engine.check_integrity()
@@ -158,7 +158,7 @@ def test_a_client_that_leaves_mid_prefill_is_not_computed_by_the_next_layer(laye
     assert record.layer_tokens == (70,) * layer + (20,) * (3 - layer)
     assert record.dropped == {"leaves": layer}
     assert len(record.freed_block_ids) == 13
-    assert set(engine.block_ledger.values()) == {"stays"}
+    assert engine.block_owners == {"stays"}
     outcome = outcome_of(outputs["leaves"])
     assert (outcome.phase, outcome.num_wasted_tokens) == ("prefill", 0)
     assert outcome.flag_at_ns <= outcome.seen_at_ns <= outcome.dropped_at_ns <= outcome.freed_at_ns
@@ -322,7 +322,7 @@ def test_a_thousand_who_leave_at_once_are_gone_in_one_step() -> None:
     engine.check_integrity()
     assert len({output.request_id for output in outputs}) == 1000
     assert engine.stats().outcomes == {("cancelled", "waiting"): 992, ("cancelled", "decode"): 8}
-    assert engine.stats().num_blocks_free == 64
+    assert engine.stats().num_blocks_available == 64
     assert not engine.has_work
 
 
@@ -460,7 +460,7 @@ def test_cancel_all_ends_waiting_and_running_alike() -> None:
     outputs = engine.cancel_all(Reason.SHUTDOWN)
     assert [output.outcome.reason for output in outputs if output.outcome] == [Reason.SHUTDOWN] * 5
     assert not engine.has_work
-    assert engine.stats().num_blocks_free == 64
+    assert engine.stats().num_blocks_available == 64
 
 
 def test_the_earlier_of_token_and_abort_gives_the_reason() -> None:
@@ -498,3 +498,23 @@ def test_a_storm_of_leaves_changes_no_token_of_those_who_stay() -> None:
         assert tokens_of(outputs[name]) == dense_greedy(tiny_model(), prompt, 16), name
     assert sum(engine.stats().outcomes.values()) == 44
     assert all(outcome_of(out).num_wasted_tokens <= 1 for out in outputs.values())
+
+
+def test_full_blocks_computed_before_a_leave_spare_the_next_client_their_prefill() -> None:
+    engine = make_engine(max_num_batched_tokens=16)
+    token = submit(engine, "leaves", LONG)
+    engine.step()
+    engine.step()
+    at_layer(engine, 3, 1, lambda: token.cancel(Reason.FIN))
+    outcome = outcome_of(engine.step())
+    assert outcome.num_blocks_freed == 13
+    stats = engine.stats()
+    # Two chunks were computed whole; of the third, which was cut, no block can be found.
+    assert (stats.num_blocks_cached, stats.num_blocks_free) == (8, 56)
+    engine.layer_hook = None
+    submit(engine, "again", LONG, 4)
+    engine.step()
+    assert engine.step_log[-1].scheduled == {"again": 16}
+    outputs = run_to_end(engine)["again"]
+    assert outcome_of(outputs).num_cached_tokens == 32
+    assert tokens_of(outputs) == dense_greedy(tiny_model(), LONG, 4)

@@ -1,6 +1,5 @@
 """The step loop with everyone staying: limits, ends, neighbours, preemption, failures."""
 
-import dataclasses
 import logging
 from typing import Any
 
@@ -39,8 +38,7 @@ def end_token_of(prompt: list[int], position: int) -> int:
 
 
 def with_end_token(monkeypatch: pytest.MonkeyPatch, engine: Engine, token: int) -> None:
-    config = dataclasses.replace(engine.model_config, eos_token_ids=(token,))
-    monkeypatch.setattr(engine, "model_config", config)
+    monkeypatch.setattr(engine, "eos_token_ids", (token,))
 
 
 def test_a_batch_of_many_lengths_gives_each_its_own_tokens() -> None:
@@ -181,7 +179,7 @@ def test_the_numbers_add_up() -> None:
     assert stats.num_generated_tokens == 60
     assert stats.outcomes == {("finished", None): 6}
     assert (stats.num_waiting, stats.num_running, stats.num_blocks_used) == (0, 0, 0)
-    assert stats.num_blocks_free == stats.num_blocks
+    assert stats.num_blocks_available == stats.num_blocks
     scheduled = sum(sum(record.scheduled.values()) for record in engine.step_log)
     assert scheduled == sum(map(len, PROMPTS)) + 6 * 9
 
@@ -277,3 +275,42 @@ def test_an_error_in_the_model_fails_the_request_that_causes_it_alone(
     for index in (0, 2):
         assert tokens_of(outputs[str(index)]) == dense_greedy(tiny_model(), prompts[index], 3)
     assert engine.stats().outcomes == {("finished", None): 2, ("failed", "prefill"): 1}
+
+
+def test_a_prompt_whose_beginning_is_cached_gives_the_same_tokens() -> None:
+    engine = make_engine()
+    prompt = PROMPTS[5]
+    [first] = generate(engine, [prompt], params(12))
+    assert engine.stats().num_blocks_cached == 12
+    [second] = generate(engine, [prompt], params(12))
+    assert first == second == dense_greedy(tiny_model(), prompt, 12)
+    assert engine.step_log[-12].scheduled == {"0": 4}
+    assert engine.stats().num_cached_tokens == 36
+
+
+def test_a_conversation_goes_on_from_the_blocks_of_its_answer() -> None:
+    engine = make_engine()
+    prompt = PROMPTS[3]
+    [answer] = generate(engine, [prompt], params(10))
+    [more] = generate(engine, [prompt + answer], params(4))
+    assert more == dense_greedy(tiny_model(), prompt + answer, 4)
+    # The last token of the answer was never an input, all others were.
+    assert engine.stats().num_cached_tokens == (len(prompt) + 9) // 4 * 4
+
+
+def test_blocks_of_a_request_whose_scores_were_spoilt_are_not_shared(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make_engine(max_num_batched_tokens=16)
+    prompt = PROMPTS[5]
+    engine.add_request(prompt, params(4), request_id="spoilt")
+    engine.step()
+    model = engine._runner._model
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "logits", lambda hidden: torch.full((len(hidden), 264), torch.nan))
+        outputs = run_to_end(engine)
+    assert outputs["spoilt"][-1].outcome is not None
+    assert outputs["spoilt"][-1].outcome.kind == "failed"
+    assert engine.stats().num_blocks_cached == 0
+    assert generate(engine, [prompt], params(4)) == [dense_greedy(tiny_model(), prompt, 4)]
+    assert engine.stats().num_cached_tokens == 0

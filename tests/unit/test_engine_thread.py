@@ -83,7 +83,7 @@ def serving(**config: Any) -> Iterator[tuple[EngineThread, Told]]:
     with EngineThread(engine, on_outcome=told) as thread:
         yield thread, told
     engine.check_integrity()
-    assert engine.stats().num_blocks_free == engine.stats().num_blocks
+    assert engine.stats().num_blocks_available == engine.stats().num_blocks
 
 
 async def collect(stream: Any) -> list[RequestOutput]:

@@ -84,7 +84,7 @@ def test_no_more_run_than_max_num_seqs() -> None:
     scheduler, _ = make_scheduler(*requests, max_num_seqs=3)
     compute(scheduler.schedule())
     assert (scheduler.num_running, scheduler.num_waiting) == (3, 2)
-    scheduler.remove(requests[0])
+    scheduler.drop(requests[0])
     assert ids([row.request for row in scheduler.schedule().rows]) == ids(requests[1:4])
 
 
@@ -120,7 +120,7 @@ def test_the_youngest_is_preempted_and_comes_back_first() -> None:
     assert (young.status, young.num_computed_tokens) == ("waiting", 0)
     assert ids(scheduler.live_requests()) == ids([old, young, late])
     pool.check_integrity()
-    scheduler.remove(old)
+    scheduler.drop(old)
     plan = scheduler.schedule()
     assert ids(row.request for row in plan.rows) == ids([young, late])
     assert plan.rows[0].phase == "prefill"
@@ -154,7 +154,7 @@ def test_removing_frees_the_blocks_wherever_the_request_is() -> None:
     running, waiting = make_request(8), make_request(8)
     scheduler, pool = make_scheduler(running, waiting, max_num_seqs=1)
     compute(scheduler.schedule())
-    assert scheduler.remove(waiting) == []
-    assert scheduler.remove(running) == [0, 1]
+    assert scheduler.drop(waiting) == []
+    assert scheduler.drop(running) == [0, 1]
     assert (scheduler.num_running, scheduler.num_waiting, pool.num_free) == (0, 0, 64)
     assert scheduler.schedule() == Schedule([], [])
