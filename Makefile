@@ -13,8 +13,8 @@ CONSTRAINTS := .ci/constraints.txt
 CSRC := $(wildcard csrc/*.c)
 SOURCES := setup.py $(CSRC) $(wildcard csrc/*.h) $(wildcard disconnect_watch/*.p[xy][dx]) \
 	$(wildcard disconnect_watch/include/*.h)
-FORMATTED := $(wildcard $(addsuffix /*.[ch],csrc tests/c tests/kernels tests/native disconnect_watch/include) \
-	tests/native/*.cpp)
+FORMATTED := $(wildcard tests/native/*.cpp \
+	$(addsuffix /*.[ch],csrc tests/c tests/kernels tests/native disconnect_watch/include))
 STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
 	-Wstrict-prototypes -Wmissing-prototypes -Werror -Idisconnect_watch/include
 
