@@ -115,6 +115,17 @@ class BlockPool:
         num_claimed = sum(self._cache.is_idle(block) for block in prefix)
         return num_missing <= 0 or num_missing + reserve <= self.num_available - num_claimed
 
+    def num_freed_by(self, owners: Iterable[str], *, keep: Sequence[int] = ()) -> int:
+        """Return how many blocks nobody would hold if all those owners left.
+
+        Args:
+            keep: blocks that are not counted.
+        """
+        held = Counter(block for owner in owners for block in self.block_ids(owner))
+        for block in keep:
+            held.pop(block, None)
+        return sum(count == self._ref_cnt[block] for block, count in held.items())
+
     def allocate(self, owner: str, num_tokens: int, *, prefix: Sequence[int] = ()) -> bool:
         """Give the owner what it lacks to hold ``num_tokens``, or nothing if that is not there.
 

@@ -2,7 +2,8 @@
 
 One step is
 
-1. *read* the flags of all waiting and running requests, and *abort* those that fired;
+1. *read* the flags of all waiting and running requests, and *abort* those that fired or whose
+   deadline has passed;
 2. *schedule* the rest;
 3. *run* the forward. Before each layer the flags of prefill rows are read again, and those that
    fired leave the batch there. Their blocks are set apart, not freed: the forward may still hold
@@ -83,6 +84,7 @@ class EngineCore:
         step_log: records of the last steps, oldest first.
         layer_hook: called with step and layer before the flags are read for that layer; for
             tests that must act in the middle of a forward.
+        clock: nanoseconds, by which deadlines pass.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class EngineCore:
         self.eos_token_ids = tuple(eos_token_ids)
         self.step_log: deque[StepRecord] = deque(maxlen=config.step_log_size)
         self.layer_hook: Callable[[int, int], None] | None = None
+        self.clock: Callable[[], int] = time.monotonic_ns
         self._runner = runner
         self._pool = BlockPool(num_blocks, block_size=config.block_size)
         self._scheduler = Scheduler(
@@ -273,8 +276,11 @@ class EngineCore:
         return self._registry.take_outputs()
 
     def _abort_cancelled(self) -> None:
-        for request in [r for r in self._scheduler.live_requests() if r.is_cancelled]:
-            self._cancel(request, self._notes.aborted)
+        now_ns = self.clock()
+        for request in list(self._scheduler.live_requests()):
+            request.expire(now_ns)
+            if request.is_cancelled:
+                self._cancel(request, self._notes.aborted)
 
     def _cancel(self, request: Request, note: list[str], *, num_wasted_tokens: int = 0) -> None:
         note.append(request.request_id)
@@ -312,13 +318,16 @@ class EngineCore:
         """
         if self.layer_hook is not None:
             self.layer_hook(self._num_steps, layer)
+        now_ns = self.clock()
+        for row in rows:
+            row.request.expire(now_ns)
         dead = [row for row in rows if row.phase == "prefill" and row.request.is_cancelled]
         if all(row.request.is_cancelled for row in rows):
             dead = list(rows)
         if dead:
-            now = time.monotonic_ns()
+            seen_at_ns = time.monotonic_ns()
             for row in dead:
-                row.request.seen_at_ns = now
+                row.request.seen_at_ns = seen_at_ns
                 self._registry.drop(row.request)
                 self._notes.dropped[row.request.request_id] = layer
         return dead

@@ -17,6 +17,7 @@ from disconnect_watch.engine.params import SamplingParams
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.runner import ModelRunner
 from disconnect_watch.engine.tokenizer import Tokenizer
+from disconnect_watch.errors import shown
 from disconnect_watch.token import CancelToken
 
 __all__ = ["DEFAULT_MODEL", "SMALL_MODEL", "Engine"]
@@ -28,6 +29,9 @@ DEFAULT_MODEL = Path(__file__).parent / "tiny"
 #: machine, but on a busy one each operation waits for the slower of the two, which has been seen
 #: to cost a factor of ten.
 SMALL_MODEL = 50_000_000
+
+#: Longest time that a request may be given, in seconds: a year.
+MAX_TIME_LIMIT = 365 * 86400
 
 
 class Engine(EngineCore):
@@ -86,6 +90,8 @@ class Engine(EngineCore):
         *,
         request_id: str,
         cancel: CancelToken | None = None,
+        priority: int = 0,
+        time_limit: float | None = None,
     ) -> Request:
         """Tokenize and check a request, without giving it a place in the queue yet.
 
@@ -94,14 +100,27 @@ class Engine(EngineCore):
             params: of sampling; None takes the defaults.
             request_id: by which outputs and ``abort`` name it; unique among live requests.
             cancel: fires when nobody wants the answer any more; may be shared by several.
+            priority: the lowest number runs first, at the cost of greater ones if need be.
+            time_limit: seconds from now after which the request is cancelled with reason DEADLINE,
+                whatever it is doing then; None for no limit.
 
         Raises:
-            ValueError: the prompt is empty, no unicode, or has a token id out of range.
+            ValueError: the prompt is empty, no unicode, or has a token id out of range; or
+                priority or time_limit is none.
             PromptTooLongError: it leaves no room to generate.
 
         Threads: any.
         """
         params = params or SamplingParams()
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise ValueError(f"priority is {shown(priority)}, it must be an integer")
+        deadline_ns = None
+        if time_limit is not None:
+            if not 0 <= time_limit <= MAX_TIME_LIMIT:
+                raise ValueError(
+                    f"time_limit is {time_limit}, it must be in [0, {MAX_TIME_LIMIT}] seconds"
+                )
+            deadline_ns = self.clock() + int(time_limit * 1e9)
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not token_ids:
             raise ValueError("prompt has no tokens, send at least one")
@@ -111,7 +130,15 @@ class Engine(EngineCore):
         if min(token_ids) < 0 or max(token_ids) >= vocab_size:
             raise ValueError(f"prompt has a token id outside [0, {vocab_size})")
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        return Request(request_id, token_ids, params=params, seed=seed, cancel=cancel)
+        return Request(
+            request_id,
+            token_ids,
+            params=params,
+            seed=seed,
+            cancel=cancel,
+            priority=priority,
+            deadline_ns=deadline_ns,
+        )
 
     def add_request(
         self,
@@ -120,9 +147,18 @@ class Engine(EngineCore):
         *,
         request_id: str,
         cancel: CancelToken | None = None,
+        priority: int = 0,
+        time_limit: float | None = None,
     ) -> Request:
         """``make_request``, then ``admit``; see there."""
-        request = self.make_request(prompt, params, request_id=request_id, cancel=cancel)
+        request = self.make_request(
+            prompt,
+            params,
+            request_id=request_id,
+            cancel=cancel,
+            priority=priority,
+            time_limit=time_limit,
+        )
         self.admit(request)
         return request
 

@@ -11,8 +11,8 @@ step. *Dropped*: out of queue and batch, its blocks given up; nothing is compute
 *Ended*: its outcome is known. There is no way back from the last two, and each is entered once.
 
 A request is cancelled by its token, which others set, or by a mark of its own; both
-may be set by any thread at any time, and are only read by the engine. All else belongs to the
-thread that steps the engine.
+may be set by any thread at any time, and are only read by the engine, which itself makes the mark
+when a deadline has passed. All else belongs to the thread that steps the engine.
 """
 
 import time
@@ -39,6 +39,9 @@ class Request:
     """The state of one generation.
 
     Attributes:
+        priority: the lowest number runs first.
+        arrival: place in the order of arrival, given by the scheduler.
+        deadline_ns: from when on nobody wants the answer, by the engine's clock; None for never.
         token_ids: prompt, then what was generated.
         block_hashes: digests of its full blocks, as far as they were needed; see ``prefix_cache``.
         num_computed_tokens: how many of the tokens have their keys and values in the cache.
@@ -55,8 +58,10 @@ class Request:
         "_dropped_in",
         "_marks",
         "_status",
+        "arrival",
         "block_hashes",
         "cancel",
+        "deadline_ns",
         "dropped_at_ns",
         "num_blocks_freed",
         "num_cached_tokens",
@@ -64,6 +69,7 @@ class Request:
         "num_prompt_tokens",
         "outcome",
         "params",
+        "priority",
         "request_id",
         "seed",
         "seen_at_ns",
@@ -78,6 +84,8 @@ class Request:
         params: SamplingParams,
         seed: int,
         cancel: CancelToken | None = None,
+        priority: int = 0,
+        deadline_ns: int | None = None,
     ) -> None:
         self.request_id = request_id
         self.token_ids = list(prompt_token_ids)
@@ -85,6 +93,9 @@ class Request:
         self.params = params
         self.seed = seed
         self.cancel = cancel
+        self.priority = priority
+        self.arrival = 0
+        self.deadline_ns = deadline_ns
         self.block_hashes: list[bytes] = []
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
@@ -147,6 +158,13 @@ class Request:
         mark = (time.monotonic_ns(), reason)
         self._marks.append(mark)
         return self._marks[0] is mark
+
+    def expire(self, now_ns: int) -> None:
+        """Mark the request if its deadline has passed, unless it was cancelled before."""
+        if self.deadline_ns is None or now_ns < self.deadline_ns:
+            return
+        if not self.is_cancelled:
+            self._marks.append((now_ns, Reason.DEADLINE))
 
     def read_cancel(self) -> tuple[int, Reason]:
         """Return when and why, the earlier of token and mark; only for a cancelled request."""

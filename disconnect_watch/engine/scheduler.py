@@ -1,22 +1,24 @@
 """Who computes how many tokens in the next step. Knows queues, counts and blocks; no tensors.
 
-Order is arrival order, everywhere: the running requests in it, then the waiting ones in it, and
-every running request arrived before every waiting one. From that follow
+The order is by priority, and by arrival within one. The running requests are kept in it, the
+waiting ones are kept in it, and within one priority every running request is before every waiting
+one. From that follow
 
 - *admission*: only the head of the queue is looked at, and it gets the blocks for all its known
   tokens at once, so that a prefill, once begun, never has to stop for lack of blocks; those that
   the prefix cache still has it shares, and their tokens need not be computed;
-- *preemption*: a decode that lacks a block takes those of the youngest running request, which
-  goes back to the head of the queue and recomputes when there is room: the order is kept;
-- *no starvation*: the oldest request is never preempted for another, is scheduled in each step,
-  and fits into the pool when alone (the engine sees to that), so it ends; then the next one is
-  the oldest.
+- *preemption*: a decode that lacks a block takes those of the last running request, which
+  goes back to the queue and recomputes when there is room: the order is kept. One that waits takes
+  them, or the place, of those with a lesser priority only, and only if that is enough for it;
+- *no starvation* within a priority: the first of all is never preempted for another, is scheduled
+  in each step, and fits into the pool when alone (the engine sees to that), so it ends; then the
+  next one is the first. A lesser priority waits for as long as the greater ones need.
 
 The budget of a step is in tokens. Every decode behind a prefill has one token reserved, so that a
 long prompt slows nobody's stream down to its own pace; the prefill gets the rest as its chunk.
 """
 
-from collections import OrderedDict
+from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -24,6 +26,7 @@ from disconnect_watch.engine.block_pool import BlockPool
 from disconnect_watch.engine.outcome import Phase
 from disconnect_watch.engine.prefix_cache import extend_hashes
 from disconnect_watch.engine.request import Request
+from disconnect_watch.engine.waiting import WaitingQueue
 
 __all__ = ["Schedule", "ScheduledRow", "Scheduler"]
 
@@ -58,7 +61,7 @@ class Schedule:
     """The plan of one step.
 
     Attributes:
-        rows: who takes part, in arrival order.
+        rows: who takes part, in the order above.
         preempted: who was sent back to the queue to make room, and the blocks that freed.
     """
 
@@ -89,10 +92,9 @@ class Scheduler:
         self._enable_prefix_caching = enable_prefix_caching
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
-        # An ordered dict as a queue: any member can leave in constant time, which is what a
-        # thousand clients that leave at once come down to.
-        self._waiting: OrderedDict[str, Request] = OrderedDict()
+        self._waiting = WaitingQueue()
         self._running: list[Request] = []
+        self._num_arrived = 0
 
     @property
     def num_waiting(self) -> int:
@@ -103,13 +105,15 @@ class Scheduler:
         return len(self._running)
 
     def live_requests(self) -> Iterator[Request]:
-        """Yield all that have not ended, in arrival order."""
+        """Yield all that have not ended: those that run, then those that wait."""
         yield from self._running
-        yield from self._waiting.values()
+        yield from self._waiting
 
     def add(self, request: Request) -> None:
-        """Put a new request at the end of the queue."""
-        self._waiting[request.request_id] = request
+        """Put a new request into the queue."""
+        self._num_arrived += 1
+        request.arrival = self._num_arrived
+        self._waiting.add(request)
 
     def drop(self, request: Request, *, forget: bool = False) -> list[int]:
         """Take a live request out, wherever it is, and give up its blocks.
@@ -123,7 +127,7 @@ class Scheduler:
         if request.status == "running":
             self._running.remove(request)
         else:
-            del self._waiting[request.request_id]
+            self._waiting.remove(request)
         blocks = self._pool.free(request.request_id, forget=forget)
         request.drop(num_blocks_freed=len(blocks))
         return blocks
@@ -138,11 +142,12 @@ class Scheduler:
             self._pool.publish(request.request_id, request.block_hashes[:num_full])
 
     def schedule(self) -> Schedule:
-        """Plan the next step: grow or preempt what runs, then admit what waits.
+        """Plan the next step: make way for the urgent, grow what runs, then admit what waits.
 
         Every planned token has its slot in the cache.
         """
         plan = Schedule([], [])
+        self._make_way(plan)
         budget = self._plan_running(plan)
         if not plan.preempted:
             # There was too little room a moment ago; who was sent away has to wait a step.
@@ -166,28 +171,58 @@ class Scheduler:
         return budget
 
     def _plan_waiting(self, plan: Schedule, budget: int) -> None:
-        while self._waiting and budget > 0 and self.num_running < self._max_num_seqs:
-            request = next(iter(self._waiting.values()))
+        while self._waiting and budget > 0:
+            request = self._waiting.head
             prefix = self._find_prefix(request)
-            # Each running request may soon need one more block. Admitting into that reserve
-            # would only get the newcomer preempted, and its prefill computed twice.
-            reserve = self.num_running
-            num_tokens = len(request.token_ids)
-            if not self._pool.has_room(
-                request.request_id, num_tokens, prefix=prefix, reserve=reserve
-            ):
+            if not self._fits(request, prefix):
                 break
             self._admit(request, prefix)
             budget -= self._plan_row(request, budget, plan)
 
+    def _make_way(self, plan: Schedule) -> None:
+        """Let those who wait with a greater priority take the place of those who run with less."""
+        while self._waiting and self._running:
+            request = self._waiting.head
+            if request.priority >= self._running[-1].priority:
+                break
+            prefix = self._find_prefix(request)
+            if not self._can_fit_without_lesser(request, prefix):
+                break
+            while not self._fits(request, prefix):
+                if self._pool.num_retained:
+                    return
+                self._preempt_last(plan)
+                prefix = self._find_prefix(request)
+            self._admit(request, prefix)
+
+    def _can_fit_without_lesser(self, request: Request, prefix: list[int]) -> bool:
+        """Whether there is room once all of lesser priority are gone; if not, none is sent away."""
+        lesser = [r.request_id for r in self._running if r.priority > request.priority]
+        num_freed = self._pool.num_freed_by(lesser, keep=prefix)
+        reserve = self.num_running - len(lesser)
+        return self._pool.has_room(
+            request.request_id,
+            len(request.token_ids),
+            prefix=prefix,
+            reserve=reserve - num_freed,
+        )
+
+    def _fits(self, request: Request, prefix: list[int]) -> bool:
+        # Each running request may soon need one more block. Admitting into that reserve
+        # would only get the newcomer preempted, and its prefill computed twice.
+        reserve = self.num_running
+        return self.num_running < self._max_num_seqs and self._pool.has_room(
+            request.request_id, len(request.token_ids), prefix=prefix, reserve=reserve
+        )
+
     def _admit(self, request: Request, prefix: list[int]) -> None:
         self._pool.allocate(request.request_id, len(request.token_ids), prefix=prefix)
-        del self._waiting[request.request_id]
+        self._waiting.remove(request)
         request.run()
         request.num_computed_tokens = len(prefix) * self._pool.block_size
         if not request.num_generated_tokens:
             request.num_cached_tokens = request.num_computed_tokens
-        self._running.append(request)
+        insort(self._running, request, key=_place)
 
     def _find_prefix(self, request: Request) -> list[int]:
         """Return the blocks to share; never all of it, since a last token must be computed."""
@@ -212,21 +247,27 @@ class Scheduler:
         return num_tokens
 
     def _make_room(self, request: Request, plan: Schedule) -> bool:
-        """Find a slot for each of the request's tokens, at the cost of the youngest if need be.
+        """Find a slot for each of the request's tokens, at the cost of the last one if need be.
 
         Returns:
             False if the request takes no part in this step: it waits for blocks that come back
-            with the next ack, or it was the youngest itself and went back to the queue.
+            with the next ack, or it was the last itself and went back to the queue.
         """
         while not self._pool.allocate(request.request_id, len(request.token_ids)):
             if self._pool.num_retained:
                 # To preempt now would give up work for blocks that are as little free as these.
                 return False
-            victim = self._running.pop()
-            victim.preempt()
-            self._waiting[victim.request_id] = victim
-            self._waiting.move_to_end(victim.request_id, last=False)
-            plan.preempted.append((victim, self._pool.free(victim.request_id)))
-            if victim is request:
+            if self._preempt_last(plan) is request:
                 return False
         return True
+
+    def _preempt_last(self, plan: Schedule) -> Request:
+        victim = self._running.pop()
+        victim.preempt()
+        self._waiting.put_back(victim)
+        plan.preempted.append((victim, self._pool.free(victim.request_id)))
+        return victim
+
+
+def _place(request: Request) -> tuple[int, int]:
+    return request.priority, request.arrival

@@ -119,6 +119,8 @@ class EngineThread:
         params: SamplingParams | None = None,
         *,
         cancel: CancelToken | None = None,
+        priority: int = 0,
+        time_limit: float | None = None,
     ) -> RequestStream:
         """Hand a request to the engine, and return when it is queued.
 
@@ -135,7 +137,14 @@ class EngineThread:
         loop = asyncio.get_running_loop()
 
         def make() -> Request:
-            return self.engine.make_request(prompt, params, request_id=request_id, cancel=cancel)
+            return self.engine.make_request(
+                prompt,
+                params,
+                request_id=request_id,
+                cancel=cancel,
+                priority=priority,
+                time_limit=time_limit,
+            )
 
         is_long = isinstance(prompt, str) and len(prompt) > MAX_INLINE_PROMPT
         stream = RequestStream(await asyncio.to_thread(make) if is_long else make(), loop=loop)
@@ -158,6 +167,8 @@ class EngineThread:
         params: SamplingParams | None = None,
         *,
         cancel: CancelToken | None = None,
+        priority: int = 0,
+        time_limit: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Generate, and yield what each step adds; the last output carries the outcome.
 
@@ -167,7 +178,10 @@ class EngineThread:
         Raises:
             ValueError, EngineClosedError: as ``submit``, before the first output.
         """
-        async with await self.submit(request_id, prompt, params, cancel=cancel) as stream:
+        stream = await self.submit(
+            request_id, prompt, params, cancel=cancel, priority=priority, time_limit=time_limit
+        )
+        async with stream:
             async for output in stream:
                 yield output
 

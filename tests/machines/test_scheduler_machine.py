@@ -1,6 +1,6 @@
 """The scheduler under random arrivals, leaves and ends, with a step that computes nothing.
 
-The model is the list of requests in arrival order, and what each has computed.
+The model is the list of requests in their order, and what each has computed.
 """
 
 import pytest
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Arrival order holds, the budget holds, the oldest advances, who left is gone."""
+    """The order holds, the budget holds, the first of all advances, who left is gone."""
 
     @initialize(
         num_blocks=st.integers(MAX_MODEL_LEN // BLOCK_SIZE, 16),
@@ -40,17 +40,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.gone: set[str] = set()
         self.num_names = 0
 
-    @rule(num_tokens=st.integers(1, MAX_MODEL_LEN - 1), max_tokens=st.integers(1, MAX_MODEL_LEN))
-    def arrive(self, num_tokens: int, max_tokens: int) -> None:
+    @rule(
+        num_tokens=st.integers(1, MAX_MODEL_LEN - 1),
+        max_tokens=st.integers(1, MAX_MODEL_LEN),
+        priority=st.integers(0, 2),
+    )
+    def arrive(self, num_tokens: int, max_tokens: int, priority: int) -> None:
         request = Request(
             f"r{self.num_names}",
             [self.num_names % 2] * num_tokens,
             params=SamplingParams(max_tokens=max_tokens),
             seed=0,
+            priority=priority,
         )
         self.num_names += 1
         self.scheduler.add(request)
         self.live.append(request)
+        self.live.sort(key=lambda request: (request.priority, request.arrival))
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -59,7 +65,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def step(self) -> None:
-        oldest = self.live[0] if self.live else None
+        first = self.live[0] if self.live else None
         before = {r.request_id: r.num_computed_tokens for r in self.live}
         plan = self.scheduler.schedule()
         rows = {row.request.request_id: row for row in plan.rows}
@@ -68,8 +74,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert sum(row.num_tokens for row in plan.rows) <= self.budget
         preempted = {request.request_id for request, _ in plan.preempted}
         assert not preempted & set(rows)
-        if oldest is not None:
-            assert oldest.request_id in rows
+        if first is not None:
+            assert first.request_id in rows
+        # Nobody is sent away but for one who is before him.
+        for request, _ in plan.preempted:
+            assert any(
+                (row.request.priority, row.request.arrival) < (request.priority, request.arrival)
+                for row in plan.rows
+            )
         for name, row in rows.items():
             assert row.start == row.request.num_computed_tokens
             assert row.stop <= len(row.request.token_ids)
@@ -107,12 +119,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.gone.add(request.request_id)
 
     @invariant()
-    def order_is_arrival_order(self) -> None:
-        assert list(self.scheduler.live_requests()) == self.live
-        running = [request.status == "running" for request in self.live]
-        assert running == sorted(running, reverse=True)
-        assert self.scheduler.num_running == sum(running) <= self.max_num_seqs
-        assert self.scheduler.num_waiting == len(self.live) - sum(running)
+    def order_is_by_priority_and_arrival(self) -> None:
+        running = [request for request in self.live if request.status == "running"]
+        waiting = [request for request in self.live if request.status == "waiting"]
+        assert list(self.scheduler.live_requests()) == running + waiting
+        assert self.scheduler.num_running == len(running) <= self.max_num_seqs
+        assert self.scheduler.num_waiting == len(waiting)
+        assert len(running) + len(waiting) == len(self.live)
+        for request in waiting:
+            behind = [r for r in running if r.priority == request.priority]
+            assert all(r.arrival < request.arrival for r in behind)
 
     @invariant()
     def blocks_belong_to_the_running(self) -> None:

@@ -87,7 +87,7 @@ def test_module_imports_only_layers_below_its_own(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["core", "scheduler", "block_pool", "prefix_cache", "registry", "request"]
+    "name", ["core", "scheduler", "block_pool", "prefix_cache", "registry", "request", "waiting"]
 )
 def test_scheduler_knows_no_tensors(name: str) -> None:
     path = PACKAGE / "engine" / f"{name}.py"

@@ -158,3 +158,80 @@ def test_removing_frees_the_blocks_wherever_the_request_is() -> None:
     assert scheduler.drop(running) == [0, 1]
     assert (scheduler.num_running, scheduler.num_waiting, pool.num_free) == (0, 0, 64)
     assert scheduler.schedule() == Schedule([], [])
+
+
+def with_priority(priority: int, num_tokens: int) -> Request:
+    request = make_request(num_tokens)
+    request.priority = priority
+    return request
+
+
+def test_the_urgent_are_admitted_first_and_each_priority_in_order_of_arrival() -> None:
+    requests = [with_priority(priority, 2) for priority in (1, 0, 1, 0, -3)]
+    scheduler, _ = make_scheduler(*requests, max_num_seqs=4)
+    a, b, c, d, e = requests
+    assert ids(scheduler.live_requests()) == ids([e, b, d, a, c])
+    assert ids(row.request for row in scheduler.schedule().rows) == ids([e, b, d, a])
+    assert ids(scheduler.live_requests()) == ids([e, b, d, a, c])
+
+
+def test_the_urgent_take_the_place_of_the_last_of_those_who_are_not() -> None:
+    old, young, equal = with_priority(1, 3), with_priority(1, 3), with_priority(1, 3)
+    scheduler, pool = make_scheduler(old, young, equal, max_num_seqs=2)
+    compute(scheduler.schedule())
+    urgent = with_priority(0, 5)
+    scheduler.add(urgent)
+    plan = scheduler.schedule()
+    assert ids(request for request, _ in plan.preempted) == [young.request_id]
+    assert planned(plan) == [(urgent.request_id, 5), (old.request_id, 1)]
+    # Who was sent away is still before those of his own kind.
+    assert ids(scheduler.live_requests()) == ids([urgent, old, young, equal])
+    compute(plan)
+    scheduler.drop(urgent)
+    assert ids(row.request for row in scheduler.schedule().rows) == ids([old, young])
+    pool.check_integrity()
+
+
+def test_the_urgent_take_blocks_of_as_many_as_it_needs() -> None:
+    lesser = [with_priority(1, 12) for _ in range(3)]
+    for number, request in enumerate(lesser):
+        request.token_ids = [number] * 12
+    scheduler, pool = make_scheduler(*lesser, num_blocks=13, budget=64)
+    compute(scheduler.schedule())
+    urgent = with_priority(0, 24)
+    scheduler.add(urgent)
+    plan = scheduler.schedule()
+    assert ids(request for request, _ in plan.preempted) == ids([lesser[2], lesser[1]])
+    assert planned(plan) == [(urgent.request_id, 24), (lesser[0].request_id, 1)]
+    pool.check_integrity()
+
+
+def test_nobody_is_sent_away_for_one_who_would_not_fit_all_the_same() -> None:
+    equal, lesser = with_priority(0, 24), with_priority(1, 8)
+    scheduler, _ = make_scheduler(equal, lesser, num_blocks=12, budget=64)
+    compute(scheduler.schedule())
+    urgent = with_priority(0, 24)
+    scheduler.add(urgent)
+    plan = scheduler.schedule()
+    assert plan.preempted == []
+    assert urgent.status == "waiting"
+
+
+def test_blocks_that_wait_for_an_ack_are_waited_for_and_not_taken_from_others() -> None:
+    old, young, leaver = make_request(8), make_request(7), make_request(6)
+    for number, request in enumerate((old, young, leaver)):
+        request.token_ids = [number] * len(request.token_ids)
+    scheduler, pool = make_scheduler(old, young, leaver, num_blocks=9, max_num_seqs=3)
+    plan = scheduler.schedule()
+    pool.launch(1, [row.request.request_id for row in plan.rows])
+    scheduler.drop(leaver)
+    assert pool.num_retained == 2
+    compute(Schedule([row for row in plan.rows if row.request is not leaver], []))
+    old.token_ids += [1] * 12
+    plan = scheduler.schedule()
+    assert plan.preempted == []
+    assert planned(plan) == [(young.request_id, 1)]
+    compute(plan)
+    pool.ack(1)
+    plan = scheduler.schedule()
+    assert planned(plan) == [(old.request_id, 13), (young.request_id, 1)]
