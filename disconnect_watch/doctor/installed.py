@@ -1,7 +1,6 @@
 """Which servers and frameworks are installed, and which adapter is for each; none is imported."""
 
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 
 from disconnect_watch.doctor.finding import Finding, Status
 from disconnect_watch.testing.server import our_protocol
@@ -11,22 +10,22 @@ __all__ = ["installed_findings", "version_of"]
 _AREA = "installed"
 _ASGI = "disconnect_watch.adapters.asgi.CancelOnDisconnect, outermost"
 
-#: By distribution: the module of ours that serves it, and how it is put in.
+#: By distribution: what of ours serves it, and how that is put in.
 _ADAPTERS = {
-    "uvicorn": ("uvicorn", f"--http {our_protocol()}"),
-    "gunicorn": ("asgi", _ASGI),
-    "hypercorn": ("asgi", _ASGI),
-    "granian": ("asgi", _ASGI),
-    "daphne": ("asgi", _ASGI),
-    "starlette": ("asgi", _ASGI),
-    "fastapi": ("asgi", _ASGI),
-    "litestar": ("asgi", _ASGI),
-    "quart": ("asgi", _ASGI),
-    "blacksheep": ("asgi", _ASGI),
-    "aiohttp": ("aiohttp", "disconnect_watch.adapters.aiohttp.middleware()"),
-    "sanic": ("sanic", "disconnect_watch.adapters.sanic.setup(app)"),
-    "tornado": ("tornado", "disconnect_watch.adapters.tornado.setup(app)"),
-    "grpcio": ("grpc", "disconnect_watch.adapters.grpc.Interceptor()"),
+    "uvicorn": f"--http {our_protocol()}",
+    "gunicorn": _ASGI,
+    "hypercorn": _ASGI,
+    "granian": _ASGI,
+    "daphne": _ASGI,
+    "starlette": _ASGI,
+    "fastapi": _ASGI,
+    "litestar": _ASGI,
+    "quart": _ASGI,
+    "blacksheep": _ASGI,
+    "aiohttp": "disconnect_watch.adapters.aiohttp.middleware()",
+    "sanic": "disconnect_watch.adapters.sanic.setup(app)",
+    "tornado": "disconnect_watch.adapters.tornado.setup(app)",
+    "grpcio": "disconnect_watch.adapters.grpc.Interceptor()",
 }
 #: Nothing needs an adapter for these.
 _OTHERS = ("uvloop", "httptools")
@@ -48,9 +47,7 @@ def installed_findings() -> list[Finding]:
             continue
         value = release
         if name in _ADAPTERS:
-            module, how = _ADAPTERS[name]
-            has_adapter = find_spec(f"disconnect_watch.adapters.{module}") is not None
-            value = f"{release}: {how}" if has_adapter else f"{release}: no adapter"
+            value = f"{release}: {_ADAPTERS[name]}"
         found.append(Finding(_AREA, name, Status.OK, value))
     if not any(finding.name in _ADAPTERS for finding in found):
         advice = "any asyncio server: disconnect_watch.watch(writer)"

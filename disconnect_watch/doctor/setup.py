@@ -2,13 +2,12 @@
 
 import asyncio
 import contextlib
-import importlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
+from disconnect_watch.adapters.asgi import CancelOnDisconnect, how_found
 from disconnect_watch.doctor.installed import version_of
 from disconnect_watch.ports import bind, listen
 from disconnect_watch.testing import Server, serving
@@ -50,24 +49,22 @@ class Setup:
 
     @property
     def advice(self) -> str:
-        """How an adapter is put into this server; empty where we have none for it."""
+        """How an adapter is put into this server."""
         if self.server == "uvicorn":
             return f"uvicorn ... --http {our_protocol()}"
-        return f"CancelOnDisconnect(app), of {_ASGI}" if find_spec(_ASGI) else ""
+        return f"CancelOnDisconnect(app), of {_ASGI}"
 
 
 def setups_of(protocol: str, servers: tuple[str, ...] = SERVERS) -> list[Setup]:
     """Each server that is installed, alone and with what we have for it."""
     found = []
-    has_asgi = find_spec(_ASGI) is not None
     for server in servers:
         if version_of(server) is None:
             continue
         found.append(Setup(server))
         if server == "uvicorn":
             found.append(Setup(server, protocol))
-        if has_asgi:
-            found.append(Setup(server, is_wrapped=True))
+        found.append(Setup(server, is_wrapped=True))
     return found
 
 
@@ -99,13 +96,12 @@ def hosting(
 
 
 def _wrapped(app: Any, on_found: Callable[[str], object]) -> Any:
-    asgi = importlib.import_module(_ASGI)
-    inner = asgi.CancelOnDisconnect(app)
+    inner = CancelOnDisconnect(app)
 
     async def outermost(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             # Here, since further in a middleware may hide what the server called with.
-            on_found(asgi.how_found(scope, receive, send))
+            on_found(how_found(scope, receive, send))
         await inner(scope, receive, send)
 
     return outermost

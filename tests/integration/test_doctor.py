@@ -10,7 +10,6 @@ import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +170,7 @@ def assert_page_shows(report: Report) -> None:
     page = (ROOT / "docs/doctor.md").read_text()
     (shown,) = re.findall(r"^```\n(kernel\n.*?)^```$", page, re.DOTALL | re.MULTILINE)
     for finding in report.findings:
-        if finding.area not in ("installed", "device") and "adapters.asgi" not in finding.name:
+        if finding.area not in ("installed", "device"):
             line = rf"^  \w+ +{re.escape(finding.name)}"
             assert re.search(line, shown, re.MULTILINE), finding
     for trial in report.trials:
@@ -190,7 +189,6 @@ def test_hypercorn_is_tried_with_an_application_that_it_starts_or_not() -> None:
     assert set(started) == {"started"}
 
 
-@pytest.mark.skipif(find_spec("disconnect_watch.adapters.asgi") is None, reason="no such adapter")
 @pytest.mark.parametrize("server", ["uvicorn", "hypercorn"])
 def test_middleware_of_ours_hears_of_each_leave_and_says_how(server: str) -> None:
     report = diagnose(load_application(f"{HERE}:wrapped"), servers=(server,))
