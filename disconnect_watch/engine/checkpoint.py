@@ -42,7 +42,7 @@ def load_model(path: str | Path, config: ModelConfig, *, dtype: torch.dtype) -> 
 
     Raises:
         CheckpointError: a file or tensor is missing, damaged, or of another shape than the
-            config says.
+            config says, or there is a tensor that the model would not use.
     """
     with torch.device("meta"):
         model = LlamaModel(config)
@@ -59,8 +59,15 @@ def load_model(path: str | Path, config: ModelConfig, *, dtype: torch.dtype) -> 
                     f"{source} has shape {tuple(tensors[source].shape)}, config.json asks for "
                     f"{expected}"
                 )
-            parts.append(tensors[source].to(dtype))
+            # Each original is let go at once, so that never all weights are there twice.
+            parts.append(tensors.pop(source).to(dtype))
         state[name] = torch.cat(parts)
+    unused = [name for name in tensors if not _is_spare(name, config)]
+    if unused:
+        raise CheckpointError(
+            f"{path} has {len(unused)} tensors that the config gives no use for: "
+            f"{', '.join(sorted(unused)[:3])}"
+        )
     model.load_state_dict(state, assign=True)
     return model.eval().requires_grad_(False)
 
@@ -93,12 +100,19 @@ def _sources(name: str, parameter: Tensor, config: ModelConfig) -> list[tuple[st
     return [(source, parameter.shape[0] // len(sources)) for source in sources]
 
 
+def _is_spare(name: str, config: ModelConfig) -> bool:
+    """Old checkpoints hold the rotary frequencies too, and some a second copy of a tied head."""
+    return name.endswith("rotary_emb.inv_freq") or (
+        config.tie_word_embeddings and name == "lm_head.weight"
+    )
+
+
 def _read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
     index = path / "model.safetensors.index.json"
     if index.exists():
         try:
             weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            files = sorted(set(weight_map.values()))
+            files = sorted({Path(file).name for file in weight_map.values()})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{index} is no index of safetensors files") from error
     else:

@@ -57,9 +57,46 @@ def test_shards_are_found_through_their_index(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_weights_are_converted_to_the_dtype_asked_for(tmp_path: Path) -> None:
+def test_a_shard_is_looked_for_in_the_directory_only(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "outside")
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    shards = {"model.norm.weight": "../outside/model.safetensors"}
+    (inside / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    with pytest.raises(CheckpointError, match=r"inside/model\.safetensors cannot be read"):
+        load(inside)
+
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("wanted", DTYPES)
+@pytest.mark.parametrize("stored", DTYPES)
+def test_weights_of_any_dtype_are_converted_to_the_one_asked_for(
+    tmp_path: Path, stored: torch.dtype, wanted: torch.dtype
+) -> None:
     write_checkpoint(tmp_path)
-    assert load(tmp_path, torch.bfloat16).embed_tokens.weight.dtype is torch.bfloat16
+    file = tmp_path / "model.safetensors"
+    save_file({name: tensor.to(stored) for name, tensor in load_file(file).items()}, file)
+    expected = tiny_model().embed_tokens.weight.to(stored).to(wanted)
+    weight = load(tmp_path, wanted).embed_tokens.weight
+    assert weight.dtype is wanted
+    assert torch.equal(weight, expected)
+
+
+def test_a_tensor_that_the_config_has_no_use_for_is_named(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    spare = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8),
+        "lm_head.weight": torch.zeros(264, 64),
+    }
+    save_file({**tensors, **spare}, file)
+    load(tmp_path)
+    save_file({**tensors, "model.layers.0.self_attn.q_proj.bias": torch.zeros(96)}, file)
+    with pytest.raises(CheckpointError, match=r"no use for: model\.layers\.0\.self_attn\.q_proj"):
+        load(tmp_path)
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
@@ -96,10 +133,11 @@ def test_a_directory_without_weights_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "expected"), [("auto", torch.float32), ("bfloat16", torch.bfloat16)]
+    ("dtype", "expected"),
+    [("auto", torch.float32), ("bfloat16", torch.bfloat16), ("float16", torch.float16)],
 )
 def test_an_engine_computes_in_float32_unless_told_otherwise(
-    tmp_path: Path, dtype: Literal["auto", "bfloat16"], expected: torch.dtype
+    tmp_path: Path, dtype: Literal["auto", "bfloat16", "float16"], expected: torch.dtype
 ) -> None:
     write_checkpoint(tmp_path, dtype="bfloat16")
     engine = Engine.from_pretrained(tmp_path, EngineConfig(num_threads=1, dtype=dtype))
