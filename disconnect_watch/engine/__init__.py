@@ -12,7 +12,7 @@ from disconnect_watch.engine.errors import (
     PromptTooLongError,
     QueueFullError,
 )
-from disconnect_watch.engine.outcome import AbortResult, Outcome, RequestOutput
+from disconnect_watch.engine.outcome import AbortResult, Outcome, RequestOutput, TokenLogprobs
 from disconnect_watch.engine.params import SamplingParams
 from disconnect_watch.engine.records import EngineStats, StepRecord
 from disconnect_watch.engine.request import Request
@@ -38,4 +38,5 @@ __all__ = [
     "RequestStream",
     "SamplingParams",
     "StepRecord",
+    "TokenLogprobs",
 ]

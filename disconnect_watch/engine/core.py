@@ -19,12 +19,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from disconnect_watch.engine.block_pool import BlockEntry, BlockPool
 from disconnect_watch.engine.config import EngineConfig
 from disconnect_watch.engine.errors import QueueFullError
-from disconnect_watch.engine.outcome import AbortResult, Outcome, RequestOutput
+from disconnect_watch.engine.outcome import AbortResult, Outcome, RequestOutput, Sampled
 from disconnect_watch.engine.records import EngineStats, StepNotes, StepRecord
 from disconnect_watch.engine.registry import RequestRegistry
 from disconnect_watch.engine.request import Request
@@ -56,7 +56,7 @@ class Runner(Protocol):
 
     def run(
         self, rows: Sequence[ScheduledRow], *, step: int, layer_check: LayerCheck
-    ) -> dict[str, int | Exception]:
+    ) -> dict[str, Sampled | Exception]:
         """Compute the rows' tokens, and sample from those rows that reach their last one.
 
         A step that failed may be run again in parts.
@@ -290,7 +290,7 @@ class EngineCore:
         # An abort may come before the first step; 0 is no step to acknowledge with.
         request.acknowledge(max(self._num_steps, 1))
 
-    def _forward(self, rows: Sequence[ScheduledRow]) -> dict[str, int | Exception]:
+    def _forward(self, rows: Sequence[ScheduledRow]) -> dict[str, Sampled | Exception]:
         """Run the rows together; if that fails, each by itself, so that only the guilty fail.
 
         Returns:
@@ -304,7 +304,7 @@ class EngineCore:
             if len(rows) == 1:
                 logger.exception("request %s failed", rows[0].request.request_id)
                 return {rows[0].request.request_id: error}
-        results: dict[str, int | Exception] = {}
+        results: dict[str, Sampled | Exception] = {}
         for row in rows:
             if row.request.is_live:
                 results.update(self._forward([row]))
@@ -332,11 +332,11 @@ class EngineCore:
                 self._notes.dropped[row.request.request_id] = layer
         return dead
 
-    def _apply(self, rows: Sequence[ScheduledRow], results: dict[str, int | Exception]) -> None:
+    def _apply(self, rows: Sequence[ScheduledRow], results: dict[str, Sampled | Exception]) -> None:
         for row in rows:
             request, result = row.request, results.get(row.request.request_id)
             if request.is_cancelled:
-                num_wasted_tokens = int(isinstance(result, int))
+                num_wasted_tokens = int(isinstance(result, Sampled))
                 self._cancel(request, self._notes.withheld, num_wasted_tokens=num_wasted_tokens)
             elif isinstance(result, Exception):
                 self._notes.failed.append(request.request_id)
@@ -346,19 +346,22 @@ class EngineCore:
                 if result is not None:
                     self._emit(request, result)
 
-    def _emit(self, request: Request, token_id: int) -> None:
+    def _emit(self, request: Request, sampled: Sampled) -> None:
+        params, token_id = request.params, sampled.token_id
         num_tokens = len(request.token_ids) + 1
-        if token_id in self.eos_token_ids and not request.params.ignore_eos:
-            self._notes.finished.append(request.request_id)
-            self._registry.finish(request, token_id, "stop")
+        finish_reason: Literal["stop", "length"] | None = None
+        stop_token_id = token_id if token_id in params.stop_token_ids else None
+        if stop_token_id is not None or (token_id in self.eos_token_ids and not params.ignore_eos):
+            finish_reason = "stop"
         elif (
-            num_tokens - request.num_prompt_tokens >= request.params.max_tokens
+            num_tokens - request.num_prompt_tokens >= params.max_tokens
             or num_tokens >= self.max_model_len
         ):
+            finish_reason = "length"
+        if self._registry.emit(
+            request, sampled, finish_reason=finish_reason, stop_token_id=stop_token_id
+        ):
             self._notes.finished.append(request.request_id)
-            self._registry.finish(request, token_id, "length")
-        else:
-            self._registry.emit(request, token_id)
 
     def _log_step(self, rows: Sequence[ScheduledRow]) -> None:
         self.step_log.append(

@@ -5,9 +5,36 @@ from typing import Literal
 
 from disconnect_watch.token import Reason
 
-__all__ = ["AbortResult", "Outcome", "Phase", "RequestOutput"]
+__all__ = ["AbortResult", "Outcome", "Phase", "RequestOutput", "Sampled", "TokenLogprobs"]
 
 Phase = Literal["waiting", "prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely one token was, as natural logarithms.
+
+    Attributes:
+        token_id: the token that was sampled.
+        logprob: of that token.
+        top: id and logarithm of the likeliest, the best first; as many as were asked for.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a runner returns for a row: its next token.
+
+    Attributes:
+        logprobs: of that token, for a request that wants them.
+    """
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +45,9 @@ class Outcome:
 
     Attributes:
         kind: the three ways to end.
-        finish_reason: of ``finished``: an end token, or no more tokens wanted or possible.
+        finish_reason: of ``finished``: an end token, a stop token or a stop string; or no more
+            tokens wanted or possible.
+        stop_reason: the stop string or the id of the stop token that ended it.
         reason: of ``cancelled``: why the flag was set.
         phase: of ``cancelled`` and ``failed``: what the request was doing.
         num_cached_tokens: of the prompt, those that an earlier request had computed.
@@ -34,6 +63,7 @@ class Outcome:
 
     kind: Literal["finished", "cancelled", "failed"]
     finish_reason: Literal["stop", "length"] | None = None
+    stop_reason: str | int | None = None
     reason: Reason | None = None
     phase: Phase | None = None
     num_prompt_tokens: int = 0
@@ -53,8 +83,10 @@ class RequestOutput:
     """What one step produced for one request.
 
     Attributes:
-        text_delta: text that became certain; never half of a character.
+        text_delta: text that became certain; never half of a character, nor anything that may
+            be the beginning of a stop string.
         token_ids: the new tokens, end token included.
+        logprobs: of each of these, if the request wants them.
         outcome: only with the last output of a request.
         num_generated_tokens: all so far.
     """
@@ -65,6 +97,7 @@ class RequestOutput:
     outcome: Outcome | None
     num_prompt_tokens: int
     num_generated_tokens: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,12 @@ from disconnect_watch.errors import shown
 
 __all__ = ["SamplingParams"]
 
+#: Stop strings are looked for in each piece of text, so their number is bounded.
+MAX_STOP = 16
+
+#: As OpenAI's API has it; a whole vocabulary a token would be a way to read the model out.
+MAX_LOGPROBS = 20
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -22,6 +28,11 @@ class SamplingParams:
         seed: the same seed, prompt and parameters give the same tokens, whatever else runs; None
             draws one.
         ignore_eos: go on after an end token.
+        stop: strings at which the text ends, at most 16; they are no part of it.
+        stop_token_ids: tokens at which generation ends, whatever ``ignore_eos`` says; their text is
+            no part of the answer.
+        logprobs: tell how likely each token was, and of the likeliest so many, at most 20; None
+            tells nothing.
 
     Raises:
         ValueError: a field is of the wrong type or out of its range.
@@ -33,6 +44,9 @@ class SamplingParams:
     top_k: int = 0
     seed: int | None = None
     ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _require("max_tokens", self.max_tokens, int, "at least 1", lambda v: v >= 1)
@@ -50,6 +64,28 @@ class SamplingParams:
             _require("seed", self.seed, int, "in [-2**63, 2**64)", lambda v: -(2**63) <= v < 2**64)
         if not isinstance(self.ignore_eos, bool):
             raise ValueError(f"ignore_eos is {shown(self.ignore_eos)}, it must be true or false")
+        _require(
+            "stop",
+            self.stop,
+            tuple,
+            f"a tuple of at most {MAX_STOP} strings, none of them empty",
+            lambda v: len(v) <= MAX_STOP and all(isinstance(stop, str) and stop for stop in v),
+        )
+        _require(
+            "stop_token_ids",
+            self.stop_token_ids,
+            tuple,
+            "a tuple of token ids",
+            lambda v: all(isinstance(token, int) and token >= 0 for token in v),
+        )
+        if self.logprobs is not None:
+            _require(
+                "logprobs",
+                self.logprobs,
+                int,
+                f"in [0, {MAX_LOGPROBS}]",
+                lambda v: 0 <= v <= MAX_LOGPROBS,
+            )
 
 
 def _require(

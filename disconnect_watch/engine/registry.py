@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from disconnect_watch.engine.errors import DuplicateRequestError
-from disconnect_watch.engine.outcome import AbortResult, Outcome, Phase, RequestOutput
+from disconnect_watch.engine.outcome import AbortResult, Outcome, Phase, RequestOutput, Sampled
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.scheduler import Scheduler
-from disconnect_watch.engine.tokenizer import Detokenizer, Tokenizer
+from disconnect_watch.engine.text_stream import TextStream
+from disconnect_watch.engine.tokenizer import Tokenizer
 from disconnect_watch.token import Reason
 
 __all__ = ["Counts", "RequestRegistry"]
@@ -54,7 +55,7 @@ class RequestRegistry:
         self.freed_block_ids: list[int] = []
         self._scheduler = scheduler
         self._tokenizer = tokenizer
-        self._live: dict[str, tuple[Request, Detokenizer]] = {}
+        self._live: dict[str, tuple[Request, TextStream]] = {}
         self._ended: OrderedDict[str, Outcome] = OrderedDict()
         self._outputs: list[RequestOutput] = []
 
@@ -83,30 +84,52 @@ class RequestRegistry:
         """
         if request.request_id in self._live:
             raise DuplicateRequestError(request.request_id)
-        self._live[request.request_id] = (request, Detokenizer(self._tokenizer))
+        text = TextStream(self._tokenizer, stop=request.params.stop)
+        self._live[request.request_id] = (request, text)
         self._scheduler.add(request)
         self.counts.num_requests += 1
         self.counts.num_prompt_tokens += request.num_prompt_tokens
 
-    def emit(self, request: Request, token_id: int) -> None:
-        """Append a token to a request that goes on, and tell it."""
-        self._tell(request, self._append(request, token_id), (token_id,))
+    def emit(
+        self,
+        request: Request,
+        sampled: Sampled,
+        *,
+        finish_reason: Literal["stop", "length"] | None = None,
+        stop_token_id: int | None = None,
+    ) -> bool:
+        """Append a token and tell it; end the request if it is the last.
 
-    def finish(
-        self, request: Request, token_id: int, finish_reason: Literal["stop", "length"]
-    ) -> None:
-        """Append the last token, and end."""
-        text = self._append(request, token_id) + self._live[request.request_id][1].flush()
+        Args:
+            finish_reason: why there will be no other; None lets the stop strings decide.
+            stop_token_id: the token, if it is one at which the request wanted to stop.
+
+        Returns:
+            Whether the request has ended.
+        """
+        text_stream = self._live[request.request_id][1]
+        request.token_ids.append(sampled.token_id)
+        self.counts.num_generated_tokens += 1
+        text = "" if stop_token_id is not None else text_stream.feed(sampled.token_id)
+        if finish_reason is not None:
+            text += text_stream.flush()
+        if text_stream.stopped_by is not None:
+            finish_reason = "stop"
+        if finish_reason is None:
+            self._tell(request, text, sampled)
+            return False
         self.drop(request)
         outcome = Outcome(
             "finished",
             finish_reason=finish_reason,
+            stop_reason=text_stream.stopped_by or stop_token_id,
             num_prompt_tokens=request.num_prompt_tokens,
             num_generated_tokens=request.num_generated_tokens,
             num_cached_tokens=request.num_cached_tokens,
             num_blocks_freed=request.num_blocks_freed,
         )
-        self._end(request, outcome, text=text, token_ids=(token_id,))
+        self._end(request, outcome, text=text, sampled=sampled)
+        return True
 
     def cancel(self, request: Request, *, seen_at_ns: int, num_wasted_tokens: int = 0) -> None:
         """End a request whose flag was seen. Text that was held back is not told any more."""
@@ -180,13 +203,13 @@ class RequestRegistry:
         is_cancelled = outcome.kind == "cancelled"
         return AbortResult("already_cancelled" if is_cancelled else "already_finished")
 
-    def _append(self, request: Request, token_id: int) -> str:
-        request.token_ids.append(token_id)
-        self.counts.num_generated_tokens += 1
-        return self._live[request.request_id][1].feed(token_id)
-
     def _end(
-        self, request: Request, outcome: Outcome, *, text: str = "", token_ids: tuple[int, ...] = ()
+        self,
+        request: Request,
+        outcome: Outcome,
+        *,
+        text: str = "",
+        sampled: Sampled | None = None,
     ) -> None:
         request.end(outcome)
         del self._live[request.request_id]
@@ -195,7 +218,7 @@ class RequestRegistry:
         if len(self._ended) > MAX_ENDED_REMEMBERED:
             self._ended.popitem(last=False)
         self.counts.outcomes[outcome.kind, outcome.phase] += 1
-        self._tell(request, text, token_ids)
+        self._tell(request, text, sampled)
         if self.on_outcome is not None:
             try:
                 self.on_outcome(request.request_id, outcome)
@@ -203,14 +226,16 @@ class RequestRegistry:
                 # It only counts; other requests must not pay for its mistakes.
                 logger.exception("on_outcome raised for request %s", request.request_id)
 
-    def _tell(self, request: Request, text: str, token_ids: tuple[int, ...]) -> None:
+    def _tell(self, request: Request, text: str, sampled: Sampled | None) -> None:
+        logprobs = None if sampled is None else sampled.logprobs
         self._outputs.append(
             RequestOutput(
                 request_id=request.request_id,
                 text_delta=text,
-                token_ids=token_ids,
+                token_ids=() if sampled is None else (sampled.token_id,),
                 outcome=request.outcome,
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_generated_tokens=request.num_generated_tokens,
+                logprobs=() if logprobs is None else (logprobs,),
             )
         )

@@ -3,11 +3,15 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from disconnect_watch.engine.batch import PackedBatch
 from disconnect_watch.engine.core import LayerCheck
 from disconnect_watch.engine.kv_cache import KVCache
+from disconnect_watch.engine.logprobs import token_logprobs
 from disconnect_watch.engine.model import LlamaModel
+from disconnect_watch.engine.outcome import Sampled, TokenLogprobs
+from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.rotary import Rotary
 from disconnect_watch.engine.sampler import sample
 from disconnect_watch.engine.scheduler import ScheduledRow
@@ -42,7 +46,7 @@ class ModelRunner:
     @torch.inference_mode()
     def run(
         self, rows: Sequence[ScheduledRow], *, step: int, layer_check: LayerCheck
-    ) -> dict[str, int | Exception]:
+    ) -> dict[str, Sampled | Exception]:
         """See ``core.Runner``; a row whose scores are not finite gets an error.
 
         Keys and values of a row go to its own slots only, so running a row again, alone or in
@@ -55,7 +59,7 @@ class ModelRunner:
 
     def _run(
         self, rows: Sequence[ScheduledRow], layer_check: LayerCheck
-    ) -> dict[str, int | Exception]:
+    ) -> dict[str, Sampled | Exception]:
         batch = PackedBatch(rows, cache=self._cache)
         hidden = self._model.embed_tokens(batch.token_ids)
         rope = self._rotary(batch.positions)
@@ -78,9 +82,26 @@ class ModelRunner:
         requests = [request for request, _ in sampled]
         logits = self._model.logits(hidden[[index for _, index in sampled]])
         tokens = sample(logits, requests)
+        logprobs = _logprobs(logits, requests, tokens)
         return {
             request.request_id: FloatingPointError("scores of the next token are not finite")
             if token is None
-            else token
+            else Sampled(token, logprobs.get(request.request_id))
             for request, token in zip(requests, tokens, strict=True)
         }
+
+
+def _logprobs(
+    logits: Tensor, requests: Sequence[Request], tokens: Sequence[int | None]
+) -> dict[str, TokenLogprobs]:
+    """Compute them for the requests that want them, by id."""
+    wanted = [
+        (index, request.request_id, token, request.params.logprobs)
+        for index, (request, token) in enumerate(zip(requests, tokens, strict=True))
+        if token is not None and request.params.logprobs is not None
+    ]
+    if not wanted:
+        return {}
+    indices, names, chosen, num_top = zip(*wanted, strict=True)
+    found = token_logprobs(logits[list(indices)], chosen, num_top)
+    return dict(zip(names, found, strict=True))
