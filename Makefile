@@ -18,7 +18,7 @@ FORMATTED := $(wildcard tests/native/*.cpp \
 STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
 	-Wstrict-prototypes -Wmissing-prototypes -Werror -Idisconnect_watch/include
 
-.PHONY: serve test test-py test-all test-c test-programs matrix matrix-proxies matrix-clients stress-core sanitize tsan valgrind fuzz mutants \
+.PHONY: serve test test-py test-all test-c test-programs matrix matrix-proxies matrix-clients matrix-servers stress-core sanitize tsan valgrind fuzz mutants \
 	lint types fmt build dev bench bench-quick gpu test-core test-pythons wheel ci clean
 
 serve: $(VENV)/.serve
@@ -42,6 +42,10 @@ matrix: $(VENV)/.dev
 # Each way to leave a real proxy, and what the server behind it hears of it.
 matrix-proxies: $(VENV)/.dev
 	$(BIN)/python -m tests.proxies --write
+
+# Each way to leave each server, with us and without; some minutes.
+matrix-servers: $(VENV)/.dev
+	$(BIN)/python -m tests.servers --write
 
 # Each way in which real clients leave, and what the server hears of it.
 matrix-clients: $(VENV)/.dev

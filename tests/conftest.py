@@ -35,6 +35,7 @@ BEYOND_THE_CORE = [
     "machines/test_pool_machine.py",
     "machines/test_scheduler_machine.py",
     "proxies",
+    "servers",
     "unit/test_bench*",
     "unit/test_block_pool.py",
     "unit/test_engine_*",

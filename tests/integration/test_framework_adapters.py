@@ -10,7 +10,7 @@ import pytest
 
 from disconnect_watch import CancelToken, Reason, grace
 from tests.support.aiohttp_app import aiohttp_app
-from tests.support.frameworks import CHUNK, Framework, Record, Running, serving
+from tests.support.frameworks import CHUNK, Framework, Record, Running, behave, serving
 from tests.support.http import Client, request_bytes
 from tests.support.net import reset, wait_until
 from tests.support.sanic_app import sanic_app
@@ -257,7 +257,8 @@ def test_a_loop_that_is_busy_delays_no_token(framework: Framework, loop_kind: st
 def test_an_option_that_is_none_is_refused_when_the_server_is_made(framework: Framework) -> None:
     async def main() -> None:
         with socket.socket() as sock, pytest.raises(ValueError, match="vanish_after"):
-            async with framework(Record(), sock, None, vanish_after=-1):
+            answer = partial(behave, record=Record())
+            async with framework(answer, sock, None, vanish_after=-1):
                 pass
 
     asyncio.run(main())

@@ -10,14 +10,14 @@ import ssl
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.support.http import Client
 from tests.support.net import wait_until
 
-__all__ = ["SERVERS", "Served", "serving", "tls_context"]
+__all__ = ["SERVERS", "Served", "launched", "running", "serving", "tls_context"]
 
 REPOSITORY = Path(__file__).parents[2]
 TLS = Path(__file__).parent / "tls"
@@ -28,10 +28,15 @@ SERVERS: dict[str, str] = {
     "uvicorn-asyncio": "uvicorn {app} --fd {fd} --http httptools --loop asyncio",
     "uvicorn-h11": "uvicorn {app} --fd {fd} --http h11 --loop uvloop",
     "ours": "uvicorn {app} --fd {fd} --http disconnect_watch.adapters.uvicorn:HttpTools",
+    "ours-h11": "uvicorn {app} --fd {fd} --http disconnect_watch.adapters.uvicorn:H11",
     "hypercorn": "hypercorn {app} --bind fd://{fd} --worker-class asyncio",
     "hypercorn-uvloop": "hypercorn {app} --bind fd://{fd} --worker-class uvloop",
     "granian": "granian {app} --interface asgi --host 127.0.0.1 --port {port} --no-ws",
     "gunicorn": "gunicorn {app} --bind fd://{fd} --worker-class asgi --no-control-socket",
+    "gunicorn-uvicorn": "gunicorn {app} --bind fd://{fd} --no-control-socket "
+    "--worker-class uvicorn_worker.UvicornWorker",
+    "gunicorn-ours": "gunicorn {app} --bind fd://{fd} --no-control-socket "
+    "--worker-class disconnect_watch.adapters.uvicorn_worker.UvicornWorker",
 }
 
 #: What to add for TLS.
@@ -103,46 +108,69 @@ class Served:
 
 @contextlib.contextmanager
 def serving(name: str, app: str, *, is_tls: bool = False) -> Iterator[Served]:
-    """A server of ``SERVERS`` with an application of ``tests.support``.
-
-    Ends by SIGTERM, or by SIGKILL of its process group where that is not enough.
-    """
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        socket.create_server(("127.0.0.1", 0), backlog=128) as listening,
-    ):
+    """A server of ``SERVERS`` with an application of ``tests.support``."""
+    with tempfile.TemporaryDirectory() as folder:
         events, log = Path(folder) / "events", Path(folder) / "log"
         events.touch()
+        with launched(name, f"tests.support.{app}", is_tls=is_tls, events=events, log=log) as (
+            port,
+            process,
+        ):
+            served = Served(port, events, log, is_tls=is_tls)
+            wait_until(lambda: _answers(served) or process.poll() is not None, 30)
+            assert process.poll() is None, served.log
+            yield served
+
+
+@contextlib.contextmanager
+def launched(
+    name: str, app: str, *, is_tls: bool, events: Path, log: Path
+) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """The process of a server of ``SERVERS`` with any application, and its port.
+
+    It may not listen yet. Where it is given a socket, it is that which listens.
+    """
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
         port = listening.getsockname()[1]
         family = name.partition("-")[0].replace("ours", "uvicorn")
         template = SERVERS[name] + (f" {TLS_OPTIONS[family]}" if is_tls else "")
         if family == "granian":
             listening.close()
         words = template.format(
-            app=f"tests.support.{app}",
-            fd=-1 if family == "granian" else listening.fileno(),
+            app=app,
+            fd=listening.fileno(),
             port=port,
             cert=TLS / "cert.pem",
             key=TLS / "key.pem",
         ).split()
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *words],
-                cwd=REPOSITORY,
-                env=os.environ | {"DW_EVENTS": str(events), "PYTHONPATH": str(REPOSITORY)},
-                pass_fds=[] if family == "granian" else [listening.fileno()],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=_die_with_parent,
-            )
-        served = Served(port, events, log, is_tls=is_tls)
-        try:
-            wait_until(lambda: _answers(served) or process.poll() is not None, 30)
-            assert process.poll() is None, served.log
-            yield served
-        finally:
-            _end(process)
+        fds = [] if family == "granian" else [listening.fileno()]
+        with running(words, fds=fds, events=events, log=log) as process:
+            yield port, process
+
+
+@contextlib.contextmanager
+def running(
+    words: Sequence[str], *, fds: Sequence[int], events: Path, log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """``python -m`` with these words, where ``fds`` are open, too.
+
+    Ends by SIGTERM, or by SIGKILL of its process group where that is not enough.
+    """
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *words],
+            cwd=REPOSITORY,
+            env=os.environ | {"DW_EVENTS": str(events), "PYTHONPATH": str(REPOSITORY)},
+            pass_fds=fds,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+    try:
+        yield process
+    finally:
+        _end(process)
 
 
 def _die_with_parent() -> None:

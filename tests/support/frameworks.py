@@ -6,10 +6,11 @@ becomes one, and how its server starts.
 
 import asyncio
 import contextlib
+import functools
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -33,7 +34,8 @@ class Exchange(Protocol):
 
     async def read(self) -> bytes: ...
 
-    async def begin(self) -> None: ...
+    async def begin(self, *, length: int | None = None) -> None:
+        """Send the head, of a body of so many bytes or of any number."""
 
     async def write(self, data: bytes) -> None: ...
 
@@ -115,11 +117,15 @@ async def _forever() -> None:
     await asyncio.get_running_loop().create_future()
 
 
+#: What answers a request; it returns the body of a response that is not a stream.
+Answer = Callable[[Any], Awaitable[bytes | None]]
+
+
 class Framework(Protocol):
-    """How a server starts whose requests all go to ``behave``."""
+    """How a server starts whose requests are all answered by ``answer``."""
 
     def __call__(
-        self, record: Record, sock: socket.socket, tls: ssl.SSLContext | None, **options: Any
+        self, answer: Answer, sock: socket.socket, tls: ssl.SSLContext | None, **options: Any
     ) -> AbstractAsyncContextManager[None]: ...
 
 
@@ -156,7 +162,8 @@ def serving(
 
     async def main() -> None:
         loop.set_exception_handler(lambda _, context: reports.append(context))
-        async with framework(record, sock, tls, watcher=watcher, **options):
+        answer = functools.partial(behave, record=record)
+        async with framework(answer, sock, tls, watcher=watcher, **options):
             started.set()
             await stop.wait()
 

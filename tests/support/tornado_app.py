@@ -1,5 +1,6 @@
 """The handlers of ``frameworks`` under Tornado."""
 
+import asyncio
 import contextlib
 import socket
 import ssl
@@ -10,19 +11,22 @@ from tornado.httpserver import HTTPServer
 from tornado.web import Application, RequestHandler
 
 from disconnect_watch.adapters.tornado import cancel_on_disconnect, client_token, setup
-from tests.support.frameworks import Record, behave
+from disconnect_watch.token import CancelToken
+from tests.support.frameworks import Answer
 
 
 class TornadoExchange:
-    def __init__(self, handler: RequestHandler) -> None:
+    def __init__(self, handler: RequestHandler, *, is_watched: bool) -> None:
         self.handler = handler
         self.path = handler.request.path
-        self.token = client_token(handler)
+        self.token = client_token(handler) if is_watched else CancelToken()
 
     async def read(self) -> bytes:
         return self.handler.request.body
 
-    async def begin(self) -> None:
+    async def begin(self, *, length: int | None = None) -> None:
+        if length is not None:
+            self.handler.set_header("Content-Length", length)
         await self.handler.flush()
 
     async def write(self, data: bytes) -> None:
@@ -35,25 +39,39 @@ class TornadoExchange:
 
 @contextlib.asynccontextmanager
 async def tornado_app(
-    record: Record,
+    answer: Answer,
     sock: socket.socket,
     tls: ssl.SSLContext | None,
     *,
     by_route: bool = False,
+    is_watched: bool = True,
     **options: Any,
 ) -> AsyncIterator[None]:
-    """Watched as a whole, or method by method."""
+    """Watched as a whole, or method by method; or cancelled by ``on_connection_close``."""
 
     async def handle(handler: RequestHandler) -> None:
-        body = await behave(TornadoExchange(handler), record)
+        body = await answer(TornadoExchange(handler, is_watched=is_watched))
         if body is not None:
             handler.write(body)
 
     class Handler(RequestHandler):
-        post = cancel_on_disconnect(**options)(handle) if by_route else handle
+        post = get = cancel_on_disconnect(**options)(handle) if by_route else handle
 
-    app = Application([("/.*", Handler)])
-    if not by_route:
+    class CancelledHandler(RequestHandler):
+        task: asyncio.Task[None] | None = None
+
+        async def get(self) -> None:
+            self.task = asyncio.current_task()
+            await handle(self)
+
+        post = get
+
+        def on_connection_close(self) -> None:
+            if self.task is not None:
+                self.task.cancel()
+
+    app = Application([("/.*", Handler if is_watched else CancelledHandler)])
+    if is_watched and not by_route:
         setup(app, **options)
     async with tornado_server(app, sock, tls):
         yield

@@ -1,0 +1,112 @@
+"""What each request does, in the server's own process, and what it says of itself.
+
+What happens goes line by line, as JSON, into the pipe that ``DW_EVENTS`` names:
+
+    started    the handler runs
+    ready      the answer is as far as it is to be when the client leaves
+    noticed    the handler was cut off, and by which reason
+    done       it worked to the end
+    settled    after an answer that is long over: the reason of its token, where there is one
+    zombie     a request was begun that lay behind the one whose client left
+
+The path of a request ends in the kind of its answer and its name:
+
+    /wait/NAME     nothing is sent
+    /half/NAME     the head and half of a body of known length
+    /stream/NAME   the head and one chunk of a stream
+    /flood/NAME    more than the client and both kernels take
+    /last/NAME     the whole answer, after which the handler works on
+    /quick/NAME    the whole answer, and nothing else
+    /zombie/NAME   the same
+"""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from disconnect_watch.token import CancelToken
+from tests.support.frameworks import Exchange
+
+__all__ = ["CHUNK", "HALF", "QUICK", "WORK", "chunks", "work"]
+
+#: Seconds of work. A handler that gets through them was never told.
+WORK = 1.0
+#: Seconds of work behind an answer, and until a token that is silent stays so.
+WORK_BEHIND = 0.3
+
+CHUNK = b"data: 1\n\n"
+HALF = bytes(500)
+QUICK = b"quick"
+_FLOOD = bytes(1 << 24)
+
+
+def _note(event: str, name: str, **more: Any) -> None:
+    """Say that something happened."""
+    line = {"event": event, "name": name, "at_ns": time.monotonic_ns(), **more}
+    # Short enough for a pipe to take it whole, whoever else writes.
+    with open(os.environ["DW_EVENTS"], "ab", buffering=0) as events:
+        events.write(json.dumps(line).encode() + b"\n")
+
+
+async def work(exchange: Exchange) -> bytes | None:
+    """Do what the path says. Returns the body of an answer that is sent as a whole."""
+    kind, name = exchange.path.split("/")[-2:]
+    if kind in ("quick", "zombie"):
+        _note(kind, name)
+        asyncio.get_running_loop().call_later(WORK_BEHIND, _settle, name, exchange.token)
+        return QUICK
+    _note("started", name)
+    try:
+        await _answer(exchange, kind, name)
+    except BaseException as error:
+        _note("noticed", name, reason=_reason(exchange.token), by=type(error).__name__)
+        raise
+    _note("done", name)
+    return QUICK if kind == "wait" else None
+
+
+async def chunks(name: str, token: CancelToken) -> AsyncIterator[bytes]:
+    """The work of ``/stream/NAME`` for frameworks that iterate over a stream."""
+    _note("started", name)
+    try:
+        yield CHUNK
+        _note("ready", name)
+        await asyncio.sleep(WORK)
+        yield CHUNK
+    except BaseException as error:
+        _note("noticed", name, reason=_reason(token), by=type(error).__name__)
+        raise
+    _note("done", name)
+
+
+def _settle(name: str, token: CancelToken) -> None:
+    _note("settled", name, reason=_reason(token))
+
+
+def _reason(token: CancelToken) -> str:
+    return token.reason.name if token.reason else ""
+
+
+async def _answer(exchange: Exchange, kind: str, name: str) -> None:
+    if kind == "half":
+        await exchange.begin(length=2 * len(HALF))
+        await exchange.write(HALF)
+    elif kind != "wait":
+        await exchange.begin()
+        await exchange.write(CHUNK)
+    if kind == "last":
+        await exchange.end()
+        await asyncio.sleep(WORK_BEHIND)
+        return
+    _note("ready", name)
+    if kind == "flood":
+        await exchange.write(_FLOOD)
+        await exchange.write(CHUNK)
+    await asyncio.sleep(WORK)
+    if kind == "half":
+        await exchange.write(HALF)
+    if kind != "wait":
+        await exchange.end()
