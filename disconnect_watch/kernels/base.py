@@ -14,6 +14,7 @@ from disconnect_watch.kernels.rows import DecodeState, RowState
 from disconnect_watch.kernels.view import FlagView
 
 __all__ = [
+    "DECODE_SPLIT",
     "KEY_TILE",
     "MIN_TEMPERATURE",
     "QUERY_TILE",
@@ -25,6 +26,9 @@ __all__ = [
 
 #: Keys that attention works on at a time; ``AttentionParams.poll_every`` counts these.
 KEY_TILE = 64
+#: Tokens of a row's context that one program of decode attention works on. Always as many, so that
+#: how a row is summed up depends on no other row.
+DECODE_SPLIT = 1024
 #: Queries that a prefill works on at a time.
 QUERY_TILE = 128
 #: At or below it the likeliest token is taken: scores divided by less could overflow.
@@ -125,7 +129,9 @@ class Kernels(Protocol):
             rows: ``seq_lens`` and flags; nothing of them is written.
             flags: a row whose flag fires during the kernel is left at the next look.
             params: see there.
-            progress: [num_rows, num_kv_heads], int32; how many tiles of keys were worked on.
+            progress: [num_rows, num_kv_heads, num_splits], int32, with a split for every
+                ``DECODE_SPLIT`` tokens that ``kv.block_tables`` has room for; how many tiles of
+                keys were worked on.
 
         Returns:
             Like ``query``; zeros for a row that is dead or was left.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from disconnect_watch.kernels.base import (
+    DECODE_SPLIT,
     KEY_TILE,
     MIN_TEMPERATURE,
     QUERY_TILE,
@@ -62,7 +63,11 @@ class TorchKernels:
                 own = slice(row, row + 1)
                 output[own], num_tiles = _attend(query[own], kv, row, stop, params)
             if progress is not None:
-                progress[row] = num_tiles
+                last = -(-stop // KEY_TILE)
+                for split in range(progress.shape[2]):
+                    begin = max(split * DECODE_SPLIT // KEY_TILE, last - num_tiles)
+                    end = min((split + 1) * DECODE_SPLIT // KEY_TILE, last)
+                    progress[row, :, split] = max(0, end - begin)
         return output
 
     def prefill_attention(

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from disconnect_watch.kernels import jit
 from disconnect_watch.kernels.base import (
+    DECODE_SPLIT,
     KEY_TILE,
     MIN_TEMPERATURE,
     QUERY_TILE,
@@ -82,20 +83,43 @@ class TritonKernels:
     ) -> Tensor:
         """See ``Kernels.decode_attention``."""
         output = torch.empty_like(query)
+        num_rows, num_heads, head_dim = query.shape
         num_kv_heads = kv.keys.shape[1]
-        group = query.shape[1] // num_kv_heads
-        jit.decode_attention[(query.shape[0], num_kv_heads)](
+        num_splits = triton.cdiv(kv.block_tables.shape[1] * kv.block_size, DECODE_SPLIT)
+        parts, masses = output, output
+        if num_splits > 1:
+            shape = num_rows, num_heads, num_splits
+            parts = torch.empty(*shape, head_dim, dtype=torch.float32, device=query.device)
+            masses = torch.empty(shape, dtype=torch.float32, device=query.device)
+        constants = _constants(query, kv, params, progress, options=DECODE_OPTIONS)
+        jit.decode_attention[(num_rows, num_kv_heads, num_splits)](
             query,
             kv.keys,
             kv.values,
-            output,
+            parts,
+            masses,
             kv.block_tables,
             rows.seq_lens,
             *_flags_of(flags, rows, progress),
             *_scalars(kv, params),
-            BLOCK_M=max(MIN_TILE, triton.next_power_of_2(group)),
-            **_constants(query, kv, params, progress, options=DECODE_OPTIONS),
+            BLOCK_M=max(MIN_TILE, triton.next_power_of_2(num_heads // num_kv_heads)),
+            SPLIT=DECODE_SPLIT,
+            HAS_SPLITS=num_splits > 1,
+            **constants,
         )
+        if num_splits > 1:
+            shared = ("HEAD_DIM", "BLOCK_D", "TILE", "HAS_WINDOW")
+            jit.merge_splits[(num_rows, num_heads)](
+                parts,
+                masses,
+                output,
+                rows.seq_lens,
+                num_splits,
+                params.window,
+                SPLIT=DECODE_SPLIT,
+                **{name: constants[name] for name in shared},
+                **SMALL_OPTIONS,
+            )
         return output
 
     def prefill_attention(

@@ -27,6 +27,8 @@ TYPES = {
     "keys": "*bf16",
     "values": "*bf16",
     "scores": "*fp32",
+    "parts": "*fp32",
+    "masses": "*fp32",
     "temperatures": "*fp32",
     "seeds": "*i64",
     "positions": "*i64",
@@ -40,10 +42,13 @@ TYPES = {
     "max_drawn": "i32",
     "num_kv_heads": "i32",
     "num_rows": "i32",
+    "num_splits": "i32",
     "vocab_size": "i32",
     "width": "i32",
     "window": "i32",
 }
+#: Where they are not bfloat16: tokens, and splits that are to be merged.
+OUTPUTS = {"sample": "*i64", "decode_attention": "*fp32"}
 ATTENTION = {
     "HEAD_DIM": 128,
     "GROUP": 4,
@@ -121,7 +126,7 @@ def assemble(ptx: str, architecture: int) -> str:
 def compile_all(architecture: int) -> dict[str, Facts]:
     """Return the facts by kernel; attention with and without its looks at the flag."""
     from disconnect_watch.kernels import jit
-    from disconnect_watch.kernels.base import KEY_TILE, MIN_TEMPERATURE, QUERY_TILE
+    from disconnect_watch.kernels.base import DECODE_SPLIT, KEY_TILE, MIN_TEMPERATURE, QUERY_TILE
     from disconnect_watch.kernels.triton_kernels import (
         DECODE_OPTIONS,
         LATCH_OPTIONS,
@@ -141,18 +146,24 @@ def compile_all(architecture: int) -> dict[str, Facts]:
             SMALL_OPTIONS,
         ),
     }
-    for name, kernel, tile, options in (
-        ("decode", jit.decode_attention, 16, DECODE_OPTIONS),
-        ("prefill", jit.prefill_attention, QUERY_TILE, PREFILL_OPTIONS),
+    shared = ("HEAD_DIM", "BLOCK_D", "HAS_WINDOW")
+    plans["merge"] = (
+        jit.merge_splits,
+        {name: ATTENTION[name] for name in shared} | {"TILE": KEY_TILE, "SPLIT": DECODE_SPLIT},
+        SMALL_OPTIONS,
+    )
+    splits = {"SPLIT": DECODE_SPLIT, "HAS_SPLITS": True}
+    for name, kernel, own, options in (
+        ("decode", jit.decode_attention, splits | {"BLOCK_M": 16}, DECODE_OPTIONS),
+        ("prefill", jit.prefill_attention, {"BLOCK_M": QUERY_TILE}, PREFILL_OPTIONS),
     ):
         for suffix, poll_every in (("", 16), (" unpolled", 0)):
-            constants = ATTENTION | {
-                "BLOCK_M": tile,
+            constants = {
                 "TILE": KEY_TILE,
                 "POLL_EVERY": poll_every,
                 "NUM_THREADS": 32 * options["num_warps"],
             }
-            plans[name + suffix] = (kernel, constants, options)
+            plans[name + suffix] = (kernel, ATTENTION | own | constants, options)
     return {name: _compile(*plan, architecture) for name, plan in plans.items()}
 
 
@@ -167,7 +178,7 @@ def _compile(
     for index, name in enumerate(kernel.arg_names):
         type_name = "constexpr" if name in constants else TYPES.get(name, "*i32")
         if name == "output":
-            type_name = "*i64" if "scores" in kernel.arg_names else "*bf16"
+            type_name = OUTPUTS.get(kernel.__name__, "*bf16")
         signature[name] = type_name
         if type_name.startswith("*"):
             # As torch allocates them; without it nothing is copied asynchronously.

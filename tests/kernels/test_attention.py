@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from disconnect_watch.kernels import AttentionParams, FlagView, Kernels, PagedKV
+from disconnect_watch.kernels.base import DECODE_SPLIT
 from tests.kernels.batch import Batch, paged, slots_of
 
 PARAMS = {
@@ -69,7 +70,7 @@ def test_decode_agrees_with_the_reference(
     query = torch.randn(len(SEQ_LENS), num_heads, head_dim)
     outputs, tiles = [], []
     for kernels in (interpreted, reference):
-        progress = torch.zeros(len(SEQ_LENS), num_kv_heads, dtype=torch.int32)
+        progress = torch.zeros(len(SEQ_LENS), num_kv_heads, 1, dtype=torch.int32)
         outputs.append(
             kernels.decode_attention(
                 query, kv, batch.rows, flags, params=PARAMS[name], progress=progress
@@ -116,6 +117,56 @@ def test_prefill_agrees_with_the_reference(
     assert torch.equal(*tiles)
 
 
+LONG = {
+    "plain": AttentionParams(scale=0.2),
+    "unpolled": AttentionParams(scale=0.2, poll_every=0),
+    "window into the split before": AttentionParams(scale=0.2, window=1100, poll_every=4),
+    "window within the last split": AttentionParams(scale=0.2, window=60),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("params", LONG.values(), ids=LONG)
+def test_long_contexts_are_split_and_merged_as_if_they_were_not(
+    interpreted: Kernels, reference: Kernels, flags: FlagView, params: AttentionParams
+) -> None:
+    """Rows of no, one and several splits, one of them exact; and one that has left."""
+    torch.manual_seed(0)
+    seq_lens = [0, 7, DECODE_SPLIT, 2 * DECODE_SPLIT + 70, 1500]
+    kv = paged(seq_lens, num_kv_heads=1, head_dim=16)
+    batch = Batch.of(seq_lens)
+    batch.tokens[4].cancel()
+    query = torch.randn(len(seq_lens), 2, 16)
+    outputs, tiles = [], []
+    for kernels in (interpreted, reference):
+        progress = torch.zeros(len(seq_lens), 1, 3, dtype=torch.int32)
+        outputs.append(
+            kernels.decode_attention(query, kv, batch.rows, flags, params=params, progress=progress)
+        )
+        tiles.append(progress)
+    torch.testing.assert_close(*outputs)
+    assert torch.equal(*tiles)
+    assert outputs[0][4].any() == (params.poll_every == 0)
+
+
+def test_row_is_summed_up_alike_whatever_room_its_neighbours_need(
+    interpreted: Kernels, flags: FlagView
+) -> None:
+    """Bit for bit: alone, where one split is all there is room for, and beside a long row."""
+    torch.manual_seed(0)
+    seq_lens = [300, DECODE_SPLIT + 1]
+    kv = paged(seq_lens, num_kv_heads=1, head_dim=16)
+    query = torch.randn(2, 2, 16)
+    batch = Batch.of(seq_lens)
+    together = interpreted.decode_attention(query, kv, batch.rows, flags, params=PARAMS["plain"])
+    narrow = PagedKV(kv.keys, kv.values, kv.block_tables[:1, :19].contiguous(), kv.block_size)
+    single = Batch.of(seq_lens[:1])
+    alone = interpreted.decode_attention(
+        query[:1], narrow, single.rows, flags, params=PARAMS["plain"]
+    )
+    assert torch.equal(alone[0], together[0])
+
+
 def test_half_precision_stays_close_to_float32(
     interpreted: Kernels, reference: Kernels, flags: FlagView
 ) -> None:
@@ -140,7 +191,7 @@ def test_row_that_has_left_gets_zeros_and_no_work_and_changes_no_neighbour(
     seq_lens = [90, 80, 70]
     kv, query = paged(seq_lens), torch.randn(3, 4, 32)
     extra: dict[str, object] = {}
-    shape: tuple[int, ...] = (3, 2)
+    shape: tuple[int, ...] = (3, 2, 1)
     if name == "prefill_attention":
         extra, shape = {"query_starts": starts_of([1, 1, 1]), "max_query_len": 1}, (3, 4, 1)
     for kernels in (interpreted, reference):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from disconnect_watch import CancelToken
 from disconnect_watch.kernels import AttentionParams, FlagView, Kernels
+from disconnect_watch.kernels.base import DECODE_SPLIT, KEY_TILE
 from tests.kernels.batch import Batch, paged
 
 #: So many keys that the interpreter would be at it for seconds.
@@ -20,7 +21,7 @@ def cancel_after(progress: Tensor, num_tiles: int, token: CancelToken) -> thread
     """Cancel as soon as a kernel has worked on so many tiles of keys."""
 
     def run() -> None:
-        while progress.max() < num_tiles:
+        while progress.sum() < num_tiles:
             pass
         token.cancel()
 
@@ -34,12 +35,12 @@ def attend(
     request: pytest.FixtureRequest, interpreted: Kernels, flags: FlagView
 ) -> tuple[Batch, Tensor, Callable[[], Tensor]]:
     torch.manual_seed(0)
-    seq_len = NUM_TILES * 64
+    seq_len = NUM_TILES * KEY_TILE
     batch = Batch.of([seq_len])
     kv = paged([seq_len], num_kv_heads=1, head_dim=16, block_size=64)
     query = torch.randn(1, 1, 16)
     if request.param == "decode":
-        progress = torch.zeros(1, 1, dtype=torch.int32)
+        progress = torch.zeros(1, 1, NUM_TILES * KEY_TILE // DECODE_SPLIT + 1, dtype=torch.int32)
         return (
             batch,
             progress,
@@ -69,10 +70,11 @@ def test_flag_stops_a_kernel_that_runs(
     attend: tuple[Batch, Tensor, Callable[[], Tensor]],
 ) -> None:
     batch, progress, run = attend
-    thread = cancel_after(progress, 8, batch.tokens[0])
+    # By then the first splits of a decode are through, and must count for nothing.
+    thread = cancel_after(progress, 40, batch.tokens[0])
     output = run()
     thread.join()
-    num_tiles = int(progress.max())
-    assert 8 <= num_tiles < NUM_TILES
+    num_tiles = int(progress.sum())
+    assert 40 <= num_tiles < NUM_TILES
     assert num_tiles % PARAMS.poll_every == 0, "it stopped between two looks"
     assert not output.any()

@@ -6,7 +6,7 @@ Nothing here launches them; ``kernels.triton_kernels`` does.
 from triton import JITFunction
 
 from disconnect_watch.kernels.jit.advance import advance
-from disconnect_watch.kernels.jit.attention import decode_attention, prefill_attention
+from disconnect_watch.kernels.jit.attention import decode_attention, merge_splits, prefill_attention
 from disconnect_watch.kernels.jit.kv_write import write_kv
 from disconnect_watch.kernels.jit.latch import latch
 from disconnect_watch.kernels.jit.sampling import sample
@@ -16,6 +16,7 @@ __all__ = [
     "decode_attention",
     "is_interpreted",
     "latch",
+    "merge_splits",
     "prefill_attention",
     "sample",
     "write_kv",

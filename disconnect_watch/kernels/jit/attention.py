@@ -15,11 +15,13 @@ import triton.language as tl
 
 from disconnect_watch.kernels.jit.poll import dw_poll
 
-__all__ = ["decode_attention", "prefill_attention"]
+__all__ = ["decode_attention", "merge_splits", "prefill_attention"]
 
 #: Instead of -inf, whose difference to itself is no number. What a query adds up in tiles that
 #: it may not see at all is forgotten with the first key that it may: there exp2 gives 0.
 LOWEST = tl.constexpr(-1.0e30)
+#: The logarithm of the mass of a part that was left: next to it all others count for nothing.
+HIGHEST = tl.constexpr(1.0e30)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -105,7 +107,10 @@ def _attend(
     HAS_PROGRESS: tl.constexpr,
     NUM_THREADS: tl.constexpr,
 ):
-    """From queries [M, BLOCK_D] at positions [M] to the keys in [start, stop) of their row."""
+    """From queries [M, BLOCK_D] at positions [M] to the keys in [start, stop) of their row.
+
+    Returns the weighted values, and the base-2 logarithm of the mass that they are weighted by.
+    """
     accumulated = tl.zeros_like(query).to(tl.float32)
     mass = tl.zeros_like(positions).to(tl.float32)
     highest = mass + LOWEST
@@ -136,7 +141,7 @@ def _attend(
                 HAS_SOFTCAP,
             )
         if HAS_PROGRESS:
-            tl.store(progress, tl.cdiv(stop - start, TILE))
+            tl.store(progress, tl.cdiv(tl.maximum(stop - start, 0), TILE))
     else:
         chunk = start
         fired = dw_poll(words, flag_slot, flag_generation, NUM_THREADS)
@@ -170,8 +175,9 @@ def _attend(
             if HAS_PROGRESS:
                 tl.store(progress, tl.cdiv(end - start, TILE))
             fired = dw_poll(words, flag_slot, flag_generation, NUM_THREADS)
-    weighted = accumulated / tl.where(mass > 0, mass, 1.0)[:, None]
-    return tl.where(fired == 0, weighted, 0.0)
+    mass = tl.where(mass > 0, mass, 1.0)
+    weighted = tl.where(fired == 0, accumulated / mass[:, None], 0.0)
+    return weighted, tl.where(fired == 0, highest + tl.log2(mass), HIGHEST)
 
 
 @triton.jit
@@ -180,6 +186,7 @@ def decode_attention(
     keys,
     values,
     output,
+    masses,
     block_tables,
     seq_lens,
     words,
@@ -197,37 +204,53 @@ def decode_attention(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     TILE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    HAS_SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     POLL_EVERY: tl.constexpr,
     HAS_PROGRESS: tl.constexpr,
     NUM_THREADS: tl.constexpr,
 ):
-    """A program a row and key head: the query heads that share it are so many queries to it."""
+    """A program a row, key head and ``SPLIT`` tokens; if several, ``merge_splits`` follows.
+
+    The query heads that share the key head are so many queries to it.
+
+    Args:
+        output: [num_rows, num_heads, head_dim]; with splits [..., num_splits, head_dim], float32.
+        masses: [num_rows, num_heads, num_splits], float32, base-2 logarithms; only with splits.
+    """
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
-    stop = tl.load(seq_lens + row)
-    start = 0
+    split = tl.program_id(2)
+    num_splits = tl.num_programs(2)
+    seq_len = tl.load(seq_lens + row)
+    start = split * SPLIT
     if HAS_WINDOW:
-        start = tl.maximum(stop - window, 0) // TILE * TILE
+        start = tl.maximum(start, tl.maximum(seq_len - window, 0) // TILE * TILE)
+    stop = tl.minimum(seq_len, (split + 1) * SPLIT)
+    # A split that has nothing to do looks at no flag, and with others beside it writes nothing.
+    has_keys = start < stop
+    flag_slot = tl.where(has_keys, tl.load(slots + row), -1)
 
     head = tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_D)
-    own = (row * num_kv_heads + kv_head) * GROUP * HEAD_DIM
-    own = own + head[:, None] * HEAD_DIM + column[None, :]
-    is_own = (head < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
-    result = _attend(
-        tl.load(query + own, mask=is_own, other=0.0),
+    own = (row * num_kv_heads + kv_head) * GROUP + head
+    is_column = (column < HEAD_DIM)[None, :]
+    is_head = head < GROUP
+    own_query = own[:, None] * HEAD_DIM + column[None, :]
+    result, mass = _attend(
+        tl.load(query + own_query, mask=is_head[:, None] & is_column, other=0.0),
         keys,
         values,
         block_tables + row * max_blocks,
         start,
         stop,
-        tl.zeros_like(head) + stop - 1,
+        tl.zeros_like(head) + seq_len - 1,
         words,
-        tl.load(slots + row),
+        flag_slot,
         tl.load(generations + row),
-        progress + row * num_kv_heads + kv_head,
+        progress + (row * num_kv_heads + kv_head) * num_splits + split,
         kv_head,
         num_kv_heads,
         scale,
@@ -243,7 +266,55 @@ def decode_attention(
         HAS_PROGRESS,
         NUM_THREADS,
     )
-    tl.store(output + own, result.to(output.dtype.element_ty), mask=is_own)
+    if HAS_SPLITS:
+        own = own * num_splits + split
+        is_head = is_head & (start + tl.zeros_like(head) < stop)
+        own_query = own[:, None] * HEAD_DIM + column[None, :]
+        tl.store(masses + own, mass, mask=is_head)
+    tl.store(
+        output + own_query,
+        result.to(output.dtype.element_ty),
+        mask=is_head[:, None] & is_column,
+    )
+
+
+@triton.jit
+def merge_splits(
+    parts,
+    masses,
+    output,
+    seq_lens,
+    num_splits,
+    window,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):
+    """A program a row and head: what its splits found, weighted by their masses, in their order."""
+    row = tl.program_id(0).to(tl.int64)
+    own = row * tl.num_programs(1) + tl.program_id(1)
+    seq_len = tl.load(seq_lens + row)
+    first = 0
+    if HAS_WINDOW:
+        first = tl.maximum(seq_len - window, 0) // TILE * TILE // SPLIT
+    last = tl.cdiv(seq_len, SPLIT)
+
+    column = tl.arange(0, BLOCK_D)
+    is_column = column < HEAD_DIM
+    highest = LOWEST
+    for split in range(first, last):
+        highest = tl.maximum(highest, tl.load(masses + own * num_splits + split))
+    total = 0.0
+    merged = tl.zeros((BLOCK_D,), tl.float32)
+    for split in range(first, last):
+        part = own * num_splits + split
+        weight = tl.math.exp2(tl.load(masses + part) - highest)
+        total += weight
+        merged += weight * tl.load(parts + part * HEAD_DIM + column, mask=is_column, other=0.0)
+    merged = merged / tl.where(total > 0, total, 1.0)
+    tl.store(output + own * HEAD_DIM + column, merged.to(output.dtype.element_ty), mask=is_column)
 
 
 @triton.jit
@@ -299,7 +370,7 @@ def prefill_attention(
     own = own[:, None] + column[None, :]
     is_own = (index < num_queries)[:, None] & (column < HEAD_DIM)[None, :]
     num_tiles = tl.num_programs(0)
-    result = _attend(
+    result, _ = _attend(
         tl.load(query + own, mask=is_own, other=0.0),
         keys,
         values,
