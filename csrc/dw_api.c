@@ -3,6 +3,7 @@
 #include "dw_clock.h"
 #include "dw_error.h"
 #include "dw_flags.h"
+#include "dw_latch.h"
 #include "dw_sock.h"
 #include "dw_watch.h"
 
@@ -35,4 +36,6 @@ const dw_api dw_api_core = {
     .watcher_set_probing = dw_watcher_set_probing,
     .watcher_unblind = dw_watcher_unblind,
     .watcher_reblind = dw_watcher_reblind,
+    .latch = dw_latch,
+    .flag_ack = dw_flag_ack,
 };

@@ -15,34 +15,13 @@
  * This is what the device's latch kernel does, for rows in this memory.
  *
  * THREADS: one at a time for the same rows; flags may fire meanwhile.
+ *
+ * The rows are in disconnect_watch.h, which native users share.
  */
 #ifndef DW_LATCH_H
 #define DW_LATCH_H
 
-#include <stddef.h>
-#include <stdint.h>
-
 #include "dw_flags.h"
-
-/* Words of dw_latch_rows.control. */
-enum dw_control {
-    DW_CONTROL_STEP = 0,       /* latches so far; 0 is passed over at a wrap */
-    DW_CONTROL_STEPS_LEFT = 1, /* that the loop may still run */
-    DW_CONTROL_NUM_LIVE = 2,
-    DW_CONTROL_GO = 3, /* 1: run one more step */
-    DW_CONTROL_WORDS = 4
-};
-
-/* A batch's rows, [num_rows] each. */
-typedef struct {
-    size_t num_rows;
-    const int32_t *slots; /* of each row's flag; -1: it has none */
-    const int32_t *generations;
-    int32_t *live;         /* 1, and 0 once the row is dead or done */
-    int32_t *seq_lens;     /* how many tokens the row attends to */
-    int64_t *slot_mapping; /* where its key and value go; -1: nowhere */
-    uint32_t *control;
-} dw_latch_rows;
 
 /* OWNERSHIP: borrows all of it for the call. Who made a row holds a reference
  * to its flag until the row has ended.

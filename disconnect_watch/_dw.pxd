@@ -1,6 +1,6 @@
 # The C core's headers, in order, and only what _core.pyx uses of them. What the public
 # header has is in native.pxd.
-from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from disconnect_watch.native cimport (
     DW_API_CAPSULE,
@@ -20,6 +20,7 @@ from disconnect_watch.native cimport (
     dw_flag,
     dw_flag_load,
     dw_flags,
+    dw_latch_rows,
     dw_mailbox,
     dw_reason,
     dw_reason_mask,
@@ -66,14 +67,6 @@ cdef extern from "dw_flags.h" nogil:
     void dw_flags_read_stats(const dw_flags *flags, dw_flags_stats *out) noexcept
 
 cdef extern from "dw_latch.h" nogil:
-    ctypedef struct dw_latch_rows:
-        size_t num_rows
-        const int32_t *slots
-        const int32_t *generations
-        int32_t *live
-        int32_t *seq_lens
-        int64_t *slot_mapping
-        uint32_t *control
     int dw_latch(dw_flags *flags, const dw_latch_rows *rows) noexcept
 
 cdef extern from "dw_sock.h" nogil:

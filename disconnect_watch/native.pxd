@@ -1,6 +1,6 @@
 # The public header for Cython: `from disconnect_watch.native cimport dw_api, dw_import`,
 # and compile with disconnect_watch.get_include(). What each does is said in the header.
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 cdef extern from "disconnect_watch.h" nogil:
     uint32_t DW_ABI_VERSION
@@ -52,6 +52,21 @@ cdef extern from "disconnect_watch.h" nogil:
         uint32_t reason
         uint64_t at_ns
         uint64_t cookie
+
+    enum dw_control:
+        DW_CONTROL_STEP
+        DW_CONTROL_STEPS_LEFT
+        DW_CONTROL_NUM_LIVE
+        DW_CONTROL_GO
+        DW_CONTROL_WORDS
+    ctypedef struct dw_latch_rows:
+        size_t num_rows
+        const int32_t *slots
+        const int32_t *generations
+        int32_t *live
+        int32_t *seq_lens
+        int64_t *slot_mapping
+        uint32_t *control
 
     uint32_t dw_flag_load(const uint32_t *address) noexcept
     bint dw_flag_is_cancelled(const uint32_t *address) noexcept
@@ -105,4 +120,6 @@ cdef extern from "disconnect_watch.h":
             dw_watcher *watcher, dw_conn_id conn, int num_bytes
         ) noexcept nogil
         int (*watcher_reblind)(dw_watcher *watcher, dw_conn_id conn) noexcept nogil
+        int (*latch)(dw_flags *flags, const dw_latch_rows *rows) noexcept nogil
+        int (*flag_ack)(dw_flags *flags, dw_flag flag, uint32_t step) noexcept nogil
     const dw_api *dw_import() except NULL

@@ -131,6 +131,26 @@ static inline int dw_flag_is_cancelled(const uint32_t *address)
     return (dw_flag_load(address) & 0xff) != 0;
 }
 
+/* Words of dw_latch_rows.control. */
+enum dw_control {
+    DW_CONTROL_STEP = 0,       /* latches so far; 0 is passed over at a wrap */
+    DW_CONTROL_STEPS_LEFT = 1, /* that the loop may still run */
+    DW_CONTROL_NUM_LIVE = 2,
+    DW_CONTROL_GO = 3, /* 1: run one more step */
+    DW_CONTROL_WORDS = 4
+};
+
+/* A batch's rows, [num_rows] each. */
+typedef struct {
+    size_t num_rows;
+    const int32_t *slots; /* of each row's flag; -1: it has none */
+    const int32_t *generations;
+    int32_t *live;         /* 1, and 0 once the row is dead or done */
+    int32_t *seq_lens;     /* how many tokens the row attends to */
+    int64_t *slot_mapping; /* where its key and value go; -1: nowhere */
+    uint32_t *control;
+} dw_latch_rows;
+
 struct _object; /* PyObject */
 
 typedef struct {
@@ -244,6 +264,16 @@ typedef struct {
      * for as many, so reblind before you read. The buffer stays as large. */
     int (*watcher_unblind)(dw_watcher *watcher, dw_conn_id conn, int num_bytes);
     int (*watcher_reblind)(dw_watcher *watcher, dw_conn_id conn);
+
+    /* For an engine's loop, `while (dw->latch(flags, &rows)) step();`. Rows whose
+     * flag has fired become dead: live 0, seq_len 0, slot_mapping -1, and the
+     * flag's ack is the number of this latch. Hold a reference to the flag of
+     * each row until it has ended.
+     * RETURNS: 1 go on; 0 every row is dead or done, or no step is left. */
+    int (*latch)(dw_flags *flags, const dw_latch_rows *rows);
+    /* The same ack by hand: nothing of that request is left, and in which step
+     * that was, from 1. ERRORS: DW_ESTALE; DW_EINVAL for step 0. */
+    int (*flag_ack)(dw_flags *flags, dw_flag flag, uint32_t step);
 } dw_api;
 
 #ifdef Py_PYTHON_H

@@ -181,6 +181,7 @@ LAYOUT = [
     "mailbox_close",
     "watcher_reason watcher_set_vanish watcher_vanish_bound watcher_set_probing "
     "watcher_unblind watcher_reblind",
+    "latch flag_ack",
 ]
 
 

@@ -98,3 +98,16 @@ def test_wait_ends_by_itself_and_with_an_exception(
     with pytest.raises(TypeError):
         example.wait_for_either(None, 0, CancelToken(), 0)
     assert watcher.stats().num_connections == 0
+
+
+def test_engines_loop_latches_each_cancel_and_ends_with_the_last(example: ModuleType) -> None:
+    tokens = [CancelToken(), CancelToken()]
+    latches: list[int] = []
+    engine = threading.Thread(target=lambda: latches.append(example.run_batch(tokens)))
+    engine.start()
+    tokens[0].cancel(Reason.FIN)
+    wait_until(lambda: tokens[0].acked > 0)
+    assert engine.is_alive()
+    tokens[1].cancel(Reason.FIN)
+    engine.join()
+    assert 0 < tokens[0].acked < tokens[1].acked == latches[0]
