@@ -31,6 +31,10 @@ cdef extern from *:
     void PyErr_SetObject(PyObject *type, PyObject *value) noexcept
     PyObject *PyExc_StopIteration
 
+cdef extern from "<sys/ioctl.h>" nogil:
+    unsigned long FIONREAD
+    int ioctl(int fd, unsigned long request, ...)
+
 # Under this attribute a protocol holds the connection that hears from it.
 KNOWN = "_disconnect_watch_connection"
 
@@ -296,14 +300,19 @@ cdef class Attached:
     cdef _pause_transport(self, transport):
         if not is_reading(transport):
             return
-        if self.conn.reason_now() == FIN:
+        if self.conn.reason_now() == FIN and not has_unread(self.conn.fd):
             # Nothing comes any more, and asyncio, which goes on saying is_reading, would
             # on resuming report the same end of stream to its protocol again.
+            return
+        cdef object reader = self.stream_reader()
+        if reader is None and self._is_tls and own_reader(self.protocol) is not None:
+            # TLS was started on the stream, and its reader goes on controlling the
+            # transport below: to be read inside the block it would resume that one, and
+            # wait for ever. What it does not read it keeps, up to its limit.
             return
         if not self._hold.begin(transport):
             transport.pause_reading()
         self._holds_pause = True
-        cdef object reader = self.stream_reader()
         self._paused_reader = reader
         if reader is not None:
             # The reader's own flow control must know, or a body that reads more of
@@ -337,12 +346,10 @@ cdef class Attached:
 
     def stream_reader(self):
         """The StreamReader that controls the flow of the transport, if one does."""
-        # After start_tls Python 3.11's goes on controlling the transport below. The
-        # names are private to asyncio and the same in 3.11 to 3.14; test_watch.py
-        # fails where they change.
-        cdef object reader = getattr(self.protocol, "_stream_reader_wr", None)
-        if reader is not None:
-            reader = reader()
+        # After start_tls it goes on controlling the transport below. The names are
+        # private to asyncio and the same in 3.11 to 3.14; test_watch.py fails where
+        # they change.
+        cdef object reader = own_reader(self.protocol)
         if reader is None:
             return None
         cdef object controlled = getattr(reader, "_transport", None)
@@ -417,6 +424,17 @@ cdef object reading_handle(transport):
     except (AttributeError, LookupError, TypeError):
         return None
     return handle if is_known else None
+
+
+cdef object own_reader(protocol):
+    # The StreamReader that the protocol feeds, if it feeds one.
+    cdef object reader = getattr(protocol, "_stream_reader_wr", None)
+    return None if reader is None else reader()
+
+
+cdef bint has_unread(int fd) noexcept:
+    cdef int num_bytes = 0
+    return ioctl(fd, FIONREAD, &num_bytes) == 0 and num_bytes > 0
 
 
 cdef bint is_reading(transport) except -1:

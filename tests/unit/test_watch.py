@@ -268,6 +268,40 @@ def test_end_of_stream_is_told_to_the_protocol_once(run: LoopRunner, pair: Pair)
         run(main)
 
 
+def test_bytes_before_an_ignored_end_of_stream_are_left_unread_by_every_block(
+    run: LoopRunner, tcp: Pair
+) -> None:
+    # The second block starts with the end known, and with bytes before it unread.
+    class Recording(asyncio.Protocol):
+        def __init__(self) -> None:
+            self.heard: list[bytes | None] = []
+
+        def data_received(self, data: bytes) -> None:
+            self.heard.append(data)
+
+        def eof_received(self) -> bool:
+            self.heard.append(None)
+            return True
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        transport, protocol = await loop.create_connection(Recording, sock=tcp.server)
+        async with watch(transport, half_close="ignore"):
+            tcp.client.sendall(b"next")
+            tcp.leave("half_close")
+            await until(lambda: dw.is_gone(tcp.server))
+        for _ in range(2):
+            async with watch(transport, half_close="ignore"):
+                for _ in range(10):
+                    await asyncio.sleep(0)
+                assert protocol.heard == []
+        await until(lambda: None in protocol.heard)
+        assert protocol.heard == [b"next", None]
+        transport.close()
+
+    run(main)
+
+
 # --- the rules of asyncio.timeout ------------------------------------------------------
 
 

@@ -228,3 +228,31 @@ def test_stream_that_starts_tls_inside_a_handler_is_still_watched(run: LoopRunne
             await until(lambda: default_watcher().stats().num_connections == 0)
 
     run(main)
+
+
+def test_stream_that_started_tls_can_be_read_inside_a_block(run: LoopRunner) -> None:
+    lines: list[bytes] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"+")
+        await writer.start_tls(server_context())
+        for _ in range(2):
+            async with watch(writer):
+                writer.write(b".")
+                lines.append(await reader.readline())
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        async with server:
+            address = server.sockets[0].getsockname()
+            client = await asyncio.to_thread(Client, address, greeting=b"+")
+            for _ in range(2):
+                assert await asyncio.to_thread(client.tls.recv, 1) == b"."
+                client.tls.sendall(b"line\n")
+            await until(lambda: len(lines) == 2)
+            assert lines == [b"line\n"] * 2
+            client.tls.close()
+            await until(lambda: default_watcher().stats().num_connections == 0)
+
+    run(main)
