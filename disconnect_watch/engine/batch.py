@@ -63,17 +63,16 @@ class PackedBatch:
         Returns:
             That batch, and the indices of its tokens in this one, [num_tokens], int64.
         """
-        gone = {row.request.request_id for row in dead}
+        gone = {row.request.key for row in dead}
         batch = PackedBatch(
-            [row for row in self.rows if row.request.request_id not in gone], cache=self._cache
+            [row for row in self.rows if row.request.key not in gone], cache=self._cache
         )
         first_of = {
-            row.request.request_id: first
-            for row, first in zip(self.rows, self.firsts, strict=False)
+            row.request.key: first for row, first in zip(self.rows, self.firsts, strict=False)
         }
         kept: list[int] = []
         for row in batch.rows:
-            first = first_of[row.request.request_id]
+            first = first_of[row.request.key]
             kept += range(first, first + row.num_tokens)
         return batch, torch.tensor(kept)
 

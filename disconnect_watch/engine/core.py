@@ -118,15 +118,16 @@ class EngineCore:
         self._is_stepping = False
 
     def admit(self, request: Request) -> None:
-        """Queue a request that ``make_request`` made.
+        """Queue a request that ``make_request`` made, with all its siblings or with none.
 
         One that is cancelled already is taken all the same, and ends at the next step.
 
         Raises:
             DuplicateRequestError: its id is in use.
-            QueueFullError: ``max_queue`` requests wait.
+            QueueFullError: ``max_queue`` requests wait, or would, with all answers of this one.
         """
-        if self._scheduler.num_waiting >= self.config.max_queue:
+        num_waiting = self._scheduler.num_waiting + len(request.siblings)
+        if num_waiting > self.config.max_queue:
             raise QueueFullError(self.config.max_queue)
         self._registry.add(request)
 
@@ -238,7 +239,8 @@ class EngineCore:
         For the owner of an engine whose ``step`` has raised, and so is not to be trusted again.
         """
         for request in self._registry:
-            self._registry.fail(request, error)
+            if request.status != "ended":
+                self._registry.fail(request, error)
         return self._registry.take_outputs()
 
     def take_outputs(self) -> list[RequestOutput]:
@@ -260,11 +262,11 @@ class EngineCore:
         schedule = self._scheduler.schedule()
         for request, blocks in schedule.preempted:
             self._num_preemptions += 1
-            self._notes.preempted.append(request.request_id)
+            self._notes.preempted.append(request.key)
             self._registry.freed_block_ids += blocks
         self._runner.layer_tokens.clear()
         if schedule.rows:
-            self._pool.launch(self._num_steps, [row.request.request_id for row in schedule.rows])
+            self._pool.launch(self._num_steps, [row.request.key for row in schedule.rows])
             self._is_stepping = True
             try:
                 results = self._forward(schedule.rows)
@@ -279,7 +281,8 @@ class EngineCore:
         now_ns = self.clock()
         for request in list(self._scheduler.live_requests()):
             request.expire(now_ns)
-            if request.is_cancelled:
+            # A sibling that was found cancelled has taken this one with it.
+            if request.is_live and request.is_cancelled:
                 self._cancel(request, self._notes.aborted)
 
     def _cancel(self, request: Request, note: list[str], *, num_wasted_tokens: int = 0) -> None:
@@ -303,7 +306,7 @@ class EngineCore:
             # Whatever the model raises, it is the end of one request, not of the server.
             if len(rows) == 1:
                 logger.exception("request %s failed", rows[0].request.request_id)
-                return {rows[0].request.request_id: error}
+                return {rows[0].request.key: error}
         results: dict[str, Sampled | Exception] = {}
         for row in rows:
             if row.request.is_live:
@@ -329,14 +332,18 @@ class EngineCore:
             for row in dead:
                 row.request.seen_at_ns = seen_at_ns
                 self._registry.drop(row.request)
-                self._notes.dropped[row.request.request_id] = layer
+                self._notes.dropped[row.request.key] = layer
         return dead
 
     def _apply(self, rows: Sequence[ScheduledRow], results: dict[str, Sampled | Exception]) -> None:
         for row in rows:
-            request, result = row.request, results.get(row.request.request_id)
+            request, result = row.request, results.pop(row.request.key, None)
+            if request.status == "ended":
+                # It went with a sibling, which counted the token of this one.
+                continue
             if request.is_cancelled:
-                num_wasted_tokens = int(isinstance(result, Sampled))
+                withheld = [result, *(results.pop(s.key, None) for s in request.siblings)]
+                num_wasted_tokens = sum(isinstance(token, Sampled) for token in withheld)
                 self._cancel(request, self._notes.withheld, num_wasted_tokens=num_wasted_tokens)
             elif isinstance(result, Exception):
                 self._notes.failed.append(request.request_id)
@@ -361,13 +368,13 @@ class EngineCore:
         if self._registry.emit(
             request, sampled, finish_reason=finish_reason, stop_token_id=stop_token_id
         ):
-            self._notes.finished.append(request.request_id)
+            self._notes.finished.append(request.key)
 
     def _log_step(self, rows: Sequence[ScheduledRow]) -> None:
         self.step_log.append(
             self._notes.record(
                 step=self._num_steps,
-                scheduled={row.request.request_id: row.num_tokens for row in rows},
+                scheduled={row.request.key: row.num_tokens for row in rows},
                 layer_tokens=self._runner.layer_tokens,
                 freed_block_ids=self._registry.freed_block_ids,
             )

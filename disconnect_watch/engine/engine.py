@@ -105,8 +105,8 @@ class Engine(EngineCore):
                 whatever it is doing then; None for no limit.
 
         Raises:
-            ValueError: the prompt is empty, no unicode, or has a token id out of range; or
-                priority or time_limit is none.
+            ValueError: the prompt is empty, no unicode, or has a token id out of range;
+                priority or time_limit is none; or more answers are wanted than can ever wait.
             PromptTooLongError: it leaves no room to generate.
 
         Threads: any.
@@ -130,7 +130,12 @@ class Engine(EngineCore):
         if min(token_ids) < 0 or max(token_ids) >= vocab_size:
             raise ValueError(f"prompt has a token id outside [0, {vocab_size})")
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        return Request(
+        if params.num_generations > self.config.max_queue:
+            raise ValueError(
+                f"{params.num_generations} answers are wanted, the queue holds "
+                f"{self.config.max_queue}: lower n or best_of"
+            )
+        request = Request(
             request_id,
             token_ids,
             params=params,
@@ -139,6 +144,8 @@ class Engine(EngineCore):
             priority=priority,
             deadline_ns=deadline_ns,
         )
+        request.fan_out(params.num_generations)
+        return request
 
     def add_request(
         self,

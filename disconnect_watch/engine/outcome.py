@@ -41,6 +41,10 @@ class Sampled:
 class Outcome:
     """How one request ended. Every accepted request gets exactly one.
 
+    Of a request with several answers, numbers of tokens and blocks are those of all of them but
+    for the prompt, which is one; the finish reason is the first answer's, and the phase that of
+    the one that was furthest.
+
     Times are ``time.monotonic_ns``, and 0 unless the request was cancelled.
 
     Attributes:
@@ -87,6 +91,8 @@ class RequestOutput:
             be the beginning of a stop string.
         token_ids: the new tokens, end token included.
         logprobs: of each of these, if the request wants them.
+        index: which of several answers this is about, as are the numbers.
+        finish_reason, stop_reason: as in the outcome, with the last output of an answer.
         outcome: only with the last output of a request.
         num_generated_tokens: all so far.
     """
@@ -98,6 +104,9 @@ class RequestOutput:
     num_prompt_tokens: int
     num_generated_tokens: int
     logprobs: tuple[TokenLogprobs, ...] = ()
+    index: int = 0
+    finish_reason: Literal["stop", "length"] | None = None
+    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,9 @@ MAX_STOP = 16
 #: As OpenAI's API has it; a whole vocabulary a token would be a way to read the model out.
 MAX_LOGPROBS = 20
 
+#: As OpenAI's API has it.
+MAX_N = 128
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -33,6 +36,9 @@ class SamplingParams:
             no part of the answer.
         logprobs: tell how likely each token was, and of the likeliest so many, at most 20; None
             tells nothing.
+        n: how many answers to give.
+        best_of: how many to generate, of which the ``n`` with the greatest probability per token
+            are told, all at the end; None generates ``n`` and tells each as it comes.
 
     Raises:
         ValueError: a field is of the wrong type or out of its range.
@@ -47,6 +53,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    n: int = 1
+    best_of: int | None = None
 
     def __post_init__(self) -> None:
         _require("max_tokens", self.max_tokens, int, "at least 1", lambda v: v >= 1)
@@ -86,6 +94,25 @@ class SamplingParams:
                 f"in [0, {MAX_LOGPROBS}]",
                 lambda v: 0 <= v <= MAX_LOGPROBS,
             )
+        _require("n", self.n, int, f"in [1, {MAX_N}]", lambda v: 1 <= v <= MAX_N)
+        if self.best_of is not None:
+            _require(
+                "best_of",
+                self.best_of,
+                int,
+                f"in [n, {MAX_N}]",
+                lambda v: self.n <= v <= MAX_N,
+            )
+
+    @property
+    def num_generations(self) -> int:
+        """How many answers are generated."""
+        return self.best_of or self.n
+
+    @property
+    def is_best_of(self) -> bool:
+        """Whether some of them are not told, so that all must have ended before any is."""
+        return self.num_generations > self.n
 
 
 def _require(

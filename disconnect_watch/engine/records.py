@@ -1,11 +1,15 @@
-"""What the engine tells about itself: a record of each step, and its numbers so far."""
+"""What the engine tells about itself: a record of each step, and its numbers so far.
 
+In records of steps, the second and later answers to a request ``"id"`` are ``"id#1"`` and so on.
+"""
+
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from disconnect_watch.engine.outcome import Phase
 
-__all__ = ["EngineStats", "StepNotes", "StepRecord"]
+__all__ = ["Counts", "EngineStats", "StepNotes", "StepRecord"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,19 @@ class StepNotes:
         )
 
 
+@dataclass(slots=True)
+class Counts:
+    """Totals since the start; ``EngineStats`` explains them."""
+
+    num_requests: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_wasted_tokens: int = 0
+    num_stale_events: int = 0
+    outcomes: Counter[tuple[str, Phase | None]] = field(default_factory=Counter)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """Numbers of one moment between two steps.
@@ -79,6 +96,7 @@ class EngineStats:
     ``num_blocks`` is the sum of the four kinds. Counters count from the start of the engine.
 
     Attributes:
+        num_waiting, num_running: each answer of a request that wants several counts.
         num_blocks_cached: kept for their content, and given to others as soon as none are free.
         num_blocks_retained: given up, but a step that runs may still touch them.
         num_prompt_tokens: of accepted requests.

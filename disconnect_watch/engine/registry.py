@@ -1,44 +1,38 @@
 """Which requests are alive, and the one place where any of them ends.
 
-Everything that ends a request goes through ``drop`` and ``_end``, whatever the race: out of its
-queue, blocks given up; outcome counted, remembered and told. Each happens once: the request's state
-machine has no second way in.
+Everything that ends a request goes through ``drop``, ``_retire`` and ``_conclude``, whatever the
+race: out of its queue, blocks given up; then dead; then outcome counted, remembered and told. The
+first two happen once for each sibling, since the request's state machine has no second way in, and
+the last once for all of them, when none is left: those that a cancel or an error finds alive end
+with the one that it was found at.
 """
 
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
+from disconnect_watch.engine.best_of import BestOf
 from disconnect_watch.engine.errors import DuplicateRequestError
 from disconnect_watch.engine.outcome import AbortResult, Outcome, Phase, RequestOutput, Sampled
+from disconnect_watch.engine.records import Counts
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.scheduler import Scheduler
 from disconnect_watch.engine.text_stream import TextStream
 from disconnect_watch.engine.tokenizer import Tokenizer
 from disconnect_watch.token import Reason
 
-__all__ = ["Counts", "RequestRegistry"]
+__all__ = ["RequestRegistry"]
 
 logger = logging.getLogger(__name__)
 
 #: Ended requests whose outcome an abort still learns; older ones were never heard of.
 MAX_ENDED_REMEMBERED = 4096
 
-
-@dataclass(slots=True)
-class Counts:
-    """Totals since the start; ``EngineStats`` explains them."""
-
-    num_requests: int = 0
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_generated_tokens: int = 0
-    num_wasted_tokens: int = 0
-    num_stale_events: int = 0
-    outcomes: Counter[tuple[str, Phase | None]] = field(default_factory=Counter)
+#: In the order of a request's life.
+PHASES: tuple[Phase, ...] = ("waiting", "prefill", "decode")
 
 
 class RequestRegistry:
@@ -55,7 +49,10 @@ class RequestRegistry:
         self.freed_block_ids: list[int] = []
         self._scheduler = scheduler
         self._tokenizer = tokenizer
+        # By key, which each sibling has of its own, and by id, which finds the first of them.
         self._live: dict[str, tuple[Request, TextStream]] = {}
+        self._first: dict[str, Request] = {}
+        self._best_of: dict[str, BestOf] = {}
         self._ended: OrderedDict[str, Outcome] = OrderedDict()
         self._outputs: list[RequestOutput] = []
 
@@ -64,8 +61,8 @@ class RequestRegistry:
         """Whether a request is alive, or something is yet to be told."""
         return bool(self._live or self._outputs)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._live
+    def __contains__(self, key: str) -> bool:
+        return key in self._live
 
     def __iter__(self) -> Iterator[Request]:
         """Iterate over a copy, so that requests may end meanwhile."""
@@ -73,20 +70,25 @@ class RequestRegistry:
 
     def find(self, request_id: str) -> Request | None:
         """Return the live request of that id. Threads: any."""
-        entry = self._live.get(request_id)
-        return None if entry is None else entry[0]
+        return self._first.get(request_id)
 
     def add(self, request: Request) -> None:
-        """Take a request and queue it.
+        """Take a request and queue it, with all its siblings or with none.
 
         Raises:
             DuplicateRequestError: its id is in use.
         """
-        if request.request_id in self._live:
+        if any(sibling.key in self._live for sibling in request.siblings) or (
+            request.request_id in self._first
+        ):
             raise DuplicateRequestError(request.request_id)
-        text = TextStream(self._tokenizer, stop=request.params.stop)
-        self._live[request.request_id] = (request, text)
-        self._scheduler.add(request)
+        self._first[request.request_id] = request
+        if request.params.is_best_of:
+            self._best_of[request.request_id] = BestOf(request.params.n)
+        for sibling in request.siblings:
+            text = TextStream(self._tokenizer, stop=request.params.stop)
+            self._live[sibling.key] = (sibling, text)
+            self._scheduler.add(sibling)
         self.counts.num_requests += 1
         self.counts.num_prompt_tokens += request.num_prompt_tokens
 
@@ -107,7 +109,7 @@ class RequestRegistry:
         Returns:
             Whether the request has ended.
         """
-        text_stream = self._live[request.request_id][1]
+        text_stream = self._live[request.key][1]
         request.token_ids.append(sampled.token_id)
         self.counts.num_generated_tokens += 1
         text = "" if stop_token_id is not None else text_stream.feed(sampled.token_id)
@@ -115,56 +117,53 @@ class RequestRegistry:
             text += text_stream.flush()
         if text_stream.stopped_by is not None:
             finish_reason = "stop"
+        stop_reason = text_stream.stopped_by or stop_token_id
+        self._tell(request, sampled, text, finish_reason, stop_reason)
         if finish_reason is None:
-            self._tell(request, text, sampled)
             return False
         self.drop(request)
-        outcome = Outcome(
-            "finished",
-            finish_reason=finish_reason,
-            stop_reason=text_stream.stopped_by or stop_token_id,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_generated_tokens=request.num_generated_tokens,
-            num_cached_tokens=request.num_cached_tokens,
-            num_blocks_freed=request.num_blocks_freed,
-        )
-        self._end(request, outcome, text=text, sampled=sampled)
+        self._retire(request)
+        if all(sibling.status == "ended" for sibling in request.siblings):
+            outcome = Outcome("finished", finish_reason=finish_reason, stop_reason=stop_reason)
+            self._conclude(request, outcome)
         return True
 
     def cancel(self, request: Request, *, seen_at_ns: int, num_wasted_tokens: int = 0) -> None:
-        """End a request whose flag was seen. Text that was held back is not told any more."""
+        """End a request whose flag was seen, and its siblings.
+
+        Text that was held back is not told any more.
+        """
         flag_at_ns, reason = request.read_cancel()
-        self.drop(request)
+        for sibling in request.siblings:
+            self.drop(sibling)
+            self._retire(sibling)
         outcome = Outcome(
             "cancelled",
             reason=reason,
-            phase=request.phase,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_generated_tokens=request.num_generated_tokens,
+            phase=_furthest_phase(request),
             num_wasted_tokens=num_wasted_tokens,
             flag_at_ns=flag_at_ns,
-            seen_at_ns=request.seen_at_ns or seen_at_ns,
-            dropped_at_ns=request.dropped_at_ns,
+            seen_at_ns=min(
+                (s.seen_at_ns for s in request.siblings if s.seen_at_ns), default=seen_at_ns
+            ),
+            dropped_at_ns=max(sibling.dropped_at_ns for sibling in request.siblings),
             freed_at_ns=time.monotonic_ns(),
-            num_cached_tokens=request.num_cached_tokens,
-            num_blocks_freed=request.num_blocks_freed,
         )
         self.counts.num_wasted_tokens += num_wasted_tokens
-        self._end(request, outcome)
+        self._conclude(request, outcome)
 
     def fail(self, request: Request, error: BaseException) -> None:
-        """End a request that the engine could not compute; what it has computed is not kept."""
-        self.drop(request, forget=True)
+        """End a request that the engine could not compute, and its siblings.
+
+        What it has computed is not kept.
+        """
+        for sibling in request.siblings:
+            self.drop(sibling, forget=True)
+            self._retire(sibling)
         outcome = Outcome(
-            "failed",
-            phase=request.phase,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_generated_tokens=request.num_generated_tokens,
-            num_cached_tokens=request.num_cached_tokens,
-            num_blocks_freed=request.num_blocks_freed,
-            error=f"{type(error).__name__}: {error}",
+            "failed", phase=_furthest_phase(request), error=f"{type(error).__name__}: {error}"
         )
-        self._end(request, outcome)
+        self._conclude(request, outcome)
 
     def drop(self, request: Request, *, forget: bool = False) -> None:
         """Take a request out of queue and batch; once that has been done, nothing more happens.
@@ -174,7 +173,8 @@ class RequestRegistry:
         """
         if request.is_live:
             self.freed_block_ids += self._scheduler.drop(request, forget=forget)
-            self.counts.num_cached_tokens += request.num_cached_tokens
+            if request.index == 0:
+                self.counts.num_cached_tokens += request.num_cached_tokens
 
     def take_outputs(self) -> list[RequestOutput]:
         """Return what is to be told and was not yet."""
@@ -203,39 +203,79 @@ class RequestRegistry:
         is_cancelled = outcome.kind == "cancelled"
         return AbortResult("already_cancelled" if is_cancelled else "already_finished")
 
-    def _end(
-        self,
-        request: Request,
-        outcome: Outcome,
-        *,
-        text: str = "",
-        sampled: Sampled | None = None,
-    ) -> None:
-        request.end(outcome)
-        del self._live[request.request_id]
-        self._ended[request.request_id] = outcome
-        self._ended.move_to_end(request.request_id)
+    def _retire(self, request: Request) -> None:
+        """Let a dropped request be dead; one that is dead already stays so."""
+        if request.status != "ended":
+            request.end()
+            del self._live[request.key]
+
+    def _conclude(self, request: Request, outcome: Outcome) -> None:
+        """Fill in what all siblings have come to, and tell it."""
+        siblings = request.siblings
+        outcome = replace(
+            outcome,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=siblings[0].num_cached_tokens,
+            num_generated_tokens=sum(sibling.num_generated_tokens for sibling in siblings),
+            num_blocks_freed=sum(sibling.num_blocks_freed for sibling in siblings),
+        )
+        for sibling in siblings:
+            sibling.outcome = outcome
+        request_id = request.request_id
+        del self._first[request_id]
+        self._ended[request_id] = outcome
+        self._ended.move_to_end(request_id)
         if len(self._ended) > MAX_ENDED_REMEMBERED:
             self._ended.popitem(last=False)
         self.counts.outcomes[outcome.kind, outcome.phase] += 1
-        self._tell(request, text, sampled)
+        best_of = self._best_of.pop(request_id, None)
+        if outcome.kind == "finished":
+            if best_of is not None:
+                self._outputs += best_of.best()
+            # The last thing that was told is the last answer's end.
+            self._outputs[-1] = replace(self._outputs[-1], outcome=outcome)
+        else:
+            self._outputs.append(_output(request, outcome=outcome))
         if self.on_outcome is not None:
             try:
-                self.on_outcome(request.request_id, outcome)
+                self.on_outcome(request_id, outcome)
             except Exception:
                 # It only counts; other requests must not pay for its mistakes.
-                logger.exception("on_outcome raised for request %s", request.request_id)
+                logger.exception("on_outcome raised for request %s", request_id)
 
-    def _tell(self, request: Request, text: str, sampled: Sampled | None) -> None:
-        logprobs = None if sampled is None else sampled.logprobs
-        self._outputs.append(
-            RequestOutput(
-                request_id=request.request_id,
-                text_delta=text,
-                token_ids=() if sampled is None else (sampled.token_id,),
-                outcome=request.outcome,
-                num_prompt_tokens=request.num_prompt_tokens,
-                num_generated_tokens=request.num_generated_tokens,
-                logprobs=() if logprobs is None else (logprobs,),
-            )
+    def _tell(
+        self,
+        request: Request,
+        sampled: Sampled,
+        text: str,
+        finish_reason: Literal["stop", "length"] | None,
+        stop_reason: str | int | None,
+    ) -> None:
+        logprobs = None if request.params.logprobs is None else sampled.logprobs
+        output = _output(
+            request,
+            text_delta=text,
+            token_ids=(sampled.token_id,),
+            logprobs=() if logprobs is None else (logprobs,),
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
         )
+        if request.params.is_best_of:
+            self._best_of[request.request_id].hold(output, sampled)
+        else:
+            self._outputs.append(output)
+
+
+def _output(request: Request, **fields: Any) -> RequestOutput:
+    told: dict[str, Any] = {"text_delta": "", "token_ids": (), "outcome": None, **fields}
+    return RequestOutput(
+        request_id=request.request_id,
+        index=request.index,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_generated_tokens=request.num_generated_tokens,
+        **told,
+    )
+
+
+def _furthest_phase(request: Request) -> Phase:
+    return max((sibling.phase for sibling in request.siblings), key=PHASES.index)

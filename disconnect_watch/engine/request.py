@@ -10,6 +10,9 @@
 step. *Dropped*: out of queue and batch, its blocks given up; nothing is computed for it any more.
 *Ended*: its outcome is known. There is no way back from the last two, and each is entered once.
 
+One request may want several answers. It is then so many ``Request`` objects, siblings, with one id
+and one outcome, which are cancelled together; each has its tokens, its state and its blocks.
+
 A request is cancelled by its token, which others set, or by a mark of its own; both
 may be set by any thread at any time, and are only read by the engine, which itself makes the mark
 when a deadline has passed. All else belongs to the thread that steps the engine.
@@ -39,6 +42,8 @@ class Request:
     """The state of one generation.
 
     Attributes:
+        request_id: by which clients and their streams know it.
+        index: which of the siblings it is, from 0.
         priority: the lowest number runs first.
         arrival: place in the order of arrival, given by the scheduler.
         deadline_ns: from when on nobody wants the answer, by the engine's clock; None for never.
@@ -48,7 +53,7 @@ class Request:
         num_cached_tokens: how many of the prompt did when it was first admitted.
         seed: of the random numbers; survives preemption, so that a recomputed request goes on
             with the tokens it would have had.
-        outcome: None until the request has ended.
+        outcome: None until it and its siblings have ended.
         seen_at_ns, dropped_at_ns: set when the cancel was noticed, and when the request was
             dropped; 0 before.
         num_blocks_freed: of a dropped request: blocks that only it held.
@@ -57,12 +62,14 @@ class Request:
     __slots__ = (
         "_dropped_in",
         "_marks",
+        "_siblings",
         "_status",
         "arrival",
         "block_hashes",
         "cancel",
         "deadline_ns",
         "dropped_at_ns",
+        "index",
         "num_blocks_freed",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -88,6 +95,7 @@ class Request:
         deadline_ns: int | None = None,
     ) -> None:
         self.request_id = request_id
+        self.index = 0
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
         self.params = params
@@ -106,9 +114,44 @@ class Request:
         self._status: Status = "waiting"
         self._dropped_in: Phase | None = None
         self._marks: list[tuple[int, Reason]] = []
+        # A request without others does not refer to itself, so that it is freed at once.
+        self._siblings: list[Request] | None = None
 
     def __repr__(self) -> str:
-        return f"<Request {self.request_id!r} {self._status} {len(self.token_ids)} tokens>"
+        return f"<Request {self.key!r} {self._status} {len(self.token_ids)} tokens>"
+
+    def fan_out(self, num_requests: int) -> None:
+        """Become the first of so many siblings, before anything else happens.
+
+        Each has a seed of its own, and the first keeps the one it had.
+        """
+        siblings = [self]
+        for index in range(1, num_requests):
+            other = Request(
+                self.request_id,
+                self.token_ids,
+                params=self.params,
+                seed=self.seed + index,
+                cancel=self.cancel,
+                priority=self.priority,
+                deadline_ns=self.deadline_ns,
+            )
+            other.index = index
+            other._marks = self._marks
+            siblings.append(other)
+        if num_requests > 1:
+            for request in siblings:
+                request._siblings = siblings
+
+    @property
+    def siblings(self) -> "list[Request]":
+        """All answers to the same request, this one included, by index."""
+        return [self] if self._siblings is None else self._siblings
+
+    @property
+    def key(self) -> str:
+        """What queue, pool and runner know it by: unlike the id, it is this sibling's alone."""
+        return f"{self.request_id}#{self.index}" if self.index else self.request_id
 
     @property
     def status(self) -> Status:
@@ -195,10 +238,9 @@ class Request:
         self.dropped_at_ns = time.monotonic_ns()
         self.num_blocks_freed = num_blocks_freed
 
-    def end(self, outcome: Outcome) -> None:
-        """Make the one terminal move."""
+    def end(self) -> None:
+        """Make the one terminal move; the outcome is set when all siblings have made it."""
         self._move("ended")
-        self.outcome = outcome
 
     def _move(self, status: Status) -> None:
         assert self._status in COMES_FROM[status], f"{self!r} can't become {status}"

@@ -84,9 +84,9 @@ class ModelRunner:
         tokens = sample(logits, requests)
         logprobs = _logprobs(logits, requests, tokens)
         return {
-            request.request_id: FloatingPointError("scores of the next token are not finite")
+            request.key: FloatingPointError("scores of the next token are not finite")
             if token is None
-            else Sampled(token, logprobs.get(request.request_id))
+            else Sampled(token, logprobs.get(request.key))
             for request, token in zip(requests, tokens, strict=True)
         }
 
@@ -94,11 +94,11 @@ class ModelRunner:
 def _logprobs(
     logits: Tensor, requests: Sequence[Request], tokens: Sequence[int | None]
 ) -> dict[str, TokenLogprobs]:
-    """Compute them for the requests that want them, by id."""
+    """Compute them for the requests that need them, by key."""
     wanted = [
-        (index, request.request_id, token, request.params.logprobs)
+        (index, request.key, token, request.params.logprobs or 0)
         for index, (request, token) in enumerate(zip(requests, tokens, strict=True))
-        if token is not None and request.params.logprobs is not None
+        if token is not None and (request.params.logprobs is not None or request.params.is_best_of)
     ]
     if not wanted:
         return {}

@@ -128,7 +128,7 @@ class Scheduler:
             self._running.remove(request)
         else:
             self._waiting.remove(request)
-        blocks = self._pool.free(request.request_id, forget=forget)
+        blocks = self._pool.free(request.key, forget=forget)
         request.drop(num_blocks_freed=len(blocks))
         return blocks
 
@@ -139,7 +139,7 @@ class Scheduler:
         if self._enable_prefix_caching:
             num_full = row.stop // self._pool.block_size
             self._hash(request)
-            self._pool.publish(request.request_id, request.block_hashes[:num_full])
+            self._pool.publish(request.key, request.block_hashes[:num_full])
 
     def schedule(self) -> Schedule:
         """Plan the next step: make way for the urgent, grow what runs, then admit what waits.
@@ -174,7 +174,7 @@ class Scheduler:
         while self._waiting and budget > 0:
             request = self._waiting.head
             prefix = self._find_prefix(request)
-            if not self._fits(request, prefix):
+            if self._is_early(request) or not self._fits(request, prefix):
                 break
             self._admit(request, prefix)
             budget -= self._plan_row(request, budget, plan)
@@ -183,7 +183,7 @@ class Scheduler:
         """Let those who wait with a greater priority take the place of those who run with less."""
         while self._waiting and self._running:
             request = self._waiting.head
-            if request.priority >= self._running[-1].priority:
+            if request.priority >= self._running[-1].priority or self._is_early(request):
                 break
             prefix = self._find_prefix(request)
             if not self._can_fit_without_lesser(request, prefix):
@@ -197,14 +197,27 @@ class Scheduler:
 
     def _can_fit_without_lesser(self, request: Request, prefix: list[int]) -> bool:
         """Whether there is room once all of lesser priority are gone; if not, none is sent away."""
-        lesser = [r.request_id for r in self._running if r.priority > request.priority]
+        lesser = [r.key for r in self._running if r.priority > request.priority]
         num_freed = self._pool.num_freed_by(lesser, keep=prefix)
         reserve = self.num_running - len(lesser)
         return self._pool.has_room(
-            request.request_id,
+            request.key,
             len(request.token_ids),
             prefix=prefix,
             reserve=reserve - num_freed,
+        )
+
+    def _is_early(self, request: Request) -> bool:
+        """Whether a sibling computes the prompt just now, all blocks of which can soon be shared.
+
+        So a prompt is read once for all its answers, and not by all of them at the same time.
+        """
+        first = request.siblings[0]
+        return (
+            self._enable_prefix_caching
+            and first is not request
+            and first.is_live
+            and not first.num_generated_tokens
         )
 
     def _fits(self, request: Request, prefix: list[int]) -> bool:
@@ -212,11 +225,11 @@ class Scheduler:
         # would only get the newcomer preempted, and its prefill computed twice.
         reserve = self.num_running
         return self.num_running < self._max_num_seqs and self._pool.has_room(
-            request.request_id, len(request.token_ids), prefix=prefix, reserve=reserve
+            request.key, len(request.token_ids), prefix=prefix, reserve=reserve
         )
 
     def _admit(self, request: Request, prefix: list[int]) -> None:
-        self._pool.allocate(request.request_id, len(request.token_ids), prefix=prefix)
+        self._pool.allocate(request.key, len(request.token_ids), prefix=prefix)
         self._waiting.remove(request)
         request.run()
         request.num_computed_tokens = len(prefix) * self._pool.block_size
@@ -240,7 +253,7 @@ class Scheduler:
         num_tokens = min(request.num_uncomputed_tokens, limit)
         if num_tokens > 0:
             start = request.num_computed_tokens
-            blocks = self._pool.block_ids(request.request_id)
+            blocks = self._pool.block_ids(request.key)
             plan.rows.append(
                 ScheduledRow(request, start, start + num_tokens, request.phase, blocks)
             )
@@ -253,7 +266,7 @@ class Scheduler:
             False if the request takes no part in this step: it waits for blocks that come back
             with the next ack, or it was the last itself and went back to the queue.
         """
-        while not self._pool.allocate(request.request_id, len(request.token_ids)):
+        while not self._pool.allocate(request.key, len(request.token_ids)):
             if self._pool.num_retained:
                 # To preempt now would give up work for blocks that are as little free as these.
                 return False
@@ -265,7 +278,7 @@ class Scheduler:
         victim = self._running.pop()
         victim.preempt()
         self._waiting.put_back(victim)
-        plan.preempted.append((victim, self._pool.free(victim.request_id)))
+        plan.preempted.append((victim, self._pool.free(victim.key)))
         return victim
 
 

@@ -35,18 +35,18 @@ class WaitingQueue:
 
     def add(self, request: Request) -> None:
         """Take in one that arrives, behind all others of its priority."""
-        self._level_of(request)[request.request_id] = request
+        self._level_of(request)[request.key] = request
         self._num_requests += 1
 
     def put_back(self, request: Request) -> None:
         """Take in one that has run before, in front of all others of its priority."""
         self.add(request)
-        self._levels[request.priority].move_to_end(request.request_id, last=False)
+        self._levels[request.priority].move_to_end(request.key, last=False)
 
     def remove(self, request: Request) -> None:
         """Take one out, wherever it is."""
         level = self._levels[request.priority]
-        del level[request.request_id]
+        del level[request.key]
         self._num_requests -= 1
         if not level:
             del self._levels[request.priority]

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from disconnect_watch.engine.block_pool import BlockPool
-from disconnect_watch.engine.outcome import Outcome
 from disconnect_watch.engine.params import SamplingParams
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.scheduler import ScheduledRow, Scheduler
@@ -61,7 +60,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        self.remove(data.draw(st.sampled_from(self.live)), Outcome("cancelled"))
+        self.remove(data.draw(st.sampled_from(self.live)))
 
     @rule()
     def step(self) -> None:
@@ -102,9 +101,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             request.num_generated_tokens >= request.params.max_tokens
             or len(request.token_ids) >= MAX_MODEL_LEN
         ):
-            self.remove(request, Outcome("finished", finish_reason="length"))
+            self.remove(request)
 
-    def remove(self, request: Request, outcome: Outcome) -> None:
+    def remove(self, request: Request) -> None:
         blocks = list(self.pool.block_ids(request.request_id))
         held = {
             block
@@ -114,7 +113,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         }
         assert self.scheduler.drop(request) == [block for block in blocks if block not in held]
         assert self.pool.block_ids(request.request_id) == []
-        request.end(outcome)
+        request.end()
         self.live.remove(request)
         self.gone.add(request.request_id)
 
