@@ -1,7 +1,8 @@
 """A flag that fires while a kernel runs, set by another thread: the kernel stops in the middle."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -17,17 +18,23 @@ NUM_TILES = 3000
 PARAMS = AttentionParams(scale=0.2, poll_every=4)
 
 
-def cancel_after(progress: Tensor, num_tiles: int, token: CancelToken) -> threading.Thread:
-    """Cancel as soon as a kernel has worked on so many tiles of keys."""
+@contextmanager
+def cancelled_after(progress: Tensor, num_tiles: int, token: CancelToken) -> Iterator[None]:
+    """A thread that cancels as soon as a kernel has worked on so many tiles of keys."""
+    is_over = threading.Event()
 
     def run() -> None:
-        while progress.sum() < num_tiles:
+        while progress.sum() < num_tiles and not is_over.is_set():
             pass
         token.cancel()
 
     thread = threading.Thread(target=run)
     thread.start()
-    return thread
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 @pytest.fixture(params=["decode", "prefill"])
@@ -71,9 +78,8 @@ def test_flag_stops_a_kernel_that_runs(
 ) -> None:
     batch, progress, run = attend
     # By then the first splits of a decode are through, and must count for nothing.
-    thread = cancel_after(progress, 40, batch.tokens[0])
-    output = run()
-    thread.join()
+    with cancelled_after(progress, 40, batch.tokens[0]):
+        output = run()
     num_tiles = int(progress.sum())
     assert 40 <= num_tiles < NUM_TILES
     assert num_tiles % PARAMS.poll_every == 0, "it stopped between two looks"
