@@ -166,7 +166,7 @@ class WatchedCall(Block):
             counts["protocol"] += 1
             reason = self.token.reason
             self._follow_token()
-        elif transport is not None and transport.is_closing():
+        elif found.is_lost or (transport is not None and transport.is_closing()):
             counts[found.how] += 1
             reason = Reason.OWNER_CLOSED
         else:
@@ -178,6 +178,8 @@ class WatchedCall(Block):
                 self._connection = connection
                 connection.opt_in(self, self._policy)
                 reason = connection.conn.reason
+            elif found.socket is not None and not found.socket.is_current():
+                reason = Reason.OWNER_CLOSED
         if reason is not None:
             self._has_left_before(reason)
         elif self._is_unheard():

@@ -47,11 +47,14 @@ class Found(NamedTuple):
         how: "protocol", "transport", "addresses" or "none".
         transport: the server's, where it can be reached.
         socket: the fd, where only its addresses are known.
+        is_lost: whether there is none any more: the connection was closed, by native code
+            that goes on with the requests it has read.
     """
 
     how: How
     transport: asyncio.Transport | None = None
     socket: SocketFd | None = None
+    is_lost: bool = False
 
 
 def _of_uvicorn(receive: Any, send: Any) -> Any:
@@ -93,9 +96,14 @@ def find(scope: Scope, receive: Any, send: Any) -> Found:
     if how == "protocol":
         return Found(how)
     local, peer = address(scope.get("server")), address(scope.get("client"))
+    if local is None or peer is None:
+        return Found("none")
     # HTTP/3 has addresses too, but of datagrams.
-    socket = _lookup.find(local, peer) if local and peer else None
-    return Found("none") if socket is None else Found("addresses", None, socket)
+    socket = _lookup.find(local, peer)
+    if socket is not None:
+        return Found("addresses", None, socket)
+    is_lost = scope["http_version"] in ("1.0", "1.1") and _lookup.has_lost(local, peer)
+    return Found("addresses", is_lost=True) if is_lost else Found("none")
 
 
 def connection_of(found: Found, watcher: Watcher | None) -> LoopConnection | None:

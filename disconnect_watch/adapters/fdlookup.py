@@ -27,6 +27,7 @@ from typing import NamedTuple
 __all__ = ["Address", "FdLookup", "SocketFd", "address"]
 
 _SIZE_OF_SOCKADDR = 128  # of sockaddr_storage
+_MAX_LOST = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -82,14 +83,27 @@ class FdLookup:
     def __init__(self) -> None:
         #: As of the last look, so it holds no more entries than there are sockets.
         self._found: dict[tuple[Address, Address], SocketFd] = {}
+        #: Those that an earlier look found and the last one did not, the newest last.
+        self._lost: dict[tuple[Address, Address], None] = {}
 
     def find(self, local: Address, peer: Address) -> SocketFd | None:
         """The fd of the connection between these ends, if it is this process's."""
         known = self._found.get((local, peer))
         if known is None or not known.is_current():
-            self._found = dict(_connections())
+            self._look()
             known = self._found.get((local, peer))
         return known
+
+    def has_lost(self, local: Address, peer: Address) -> bool:
+        """Whether ``find`` had seen that connection before it was closed."""
+        return (local, peer) in self._lost
+
+    def _look(self) -> None:
+        known, found = self._found, dict(_connections())
+        # Replaced, not changed: other threads may be reading it.
+        lost = [end for end in (*self._lost, *known) if end not in found]
+        self._lost = dict.fromkeys(lost[-_MAX_LOST:])
+        self._found = found
 
 
 def _connections() -> Iterator[tuple[tuple[Address, Address], SocketFd]]:

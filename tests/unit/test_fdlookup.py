@@ -99,6 +99,26 @@ def test_what_is_no_end_of_a_connection_is_none(end: object) -> None:
     assert address(end) is None
 
 
+def test_a_connection_that_was_closed_is_lost_until_its_ends_meet_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lookup = FdLookup()
+    with connected("tcp") as pair, connected("tcp") as other:
+        local, peer = ends(pair.server)
+        others = ends(other.server)
+        assert found(lookup, local, peer) is not None
+        pair.server.close()
+        assert found(lookup, *others) is not None  # which looks again, or does not
+        assert found(lookup, local, peer) is None
+        assert lookup.has_lost(local, peer)  # type: ignore[arg-type]
+        assert not lookup.has_lost(*others)  # type: ignore[arg-type]
+        server = os.fstat(other.server.fileno()).st_ino
+        back = [((local, peer), SocketFd(other.server.fileno(), server))]
+        monkeypatch.setattr("disconnect_watch.adapters.fdlookup._connections", lambda: back)
+        assert found(lookup, local, peer) is not None
+        assert not lookup.has_lost(local, peer)  # type: ignore[arg-type]
+
+
 def test_looking_changes_no_socket(pair: Pair) -> None:
     """Python's own way, ``socket(fileno=...)``, would set a default timeout's flag."""
     socket.setdefaulttimeout(5)
