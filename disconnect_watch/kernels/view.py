@@ -12,6 +12,7 @@ A device only loads words and stores acks; nothing but a CPU does read-modify-wr
 """
 
 import ctypes
+import logging
 import threading
 from collections.abc import Callable
 from enum import StrEnum
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from disconnect_watch._core import Flags
 
 __all__ = ["FlagSource", "FlagView", "open_view"]
+
+logger = logging.getLogger(__name__)
 
 ITEM_BYTES = 4
 
@@ -120,7 +123,8 @@ def open_view(device: torch.device | str = "cpu", *, table: "Flags | None" = Non
         table: None takes the process's own.
 
     Returns:
-        The best view that the machine allows; its ``missing`` names what the better ones lack.
+        The best view that the machine allows; its ``missing`` names what the better ones lack,
+        and so does a warning in the log.
 
     Raises:
         ValueError: another kind of device.
@@ -136,6 +140,7 @@ def open_view(device: torch.device | str = "cpu", *, table: "Flags | None" = Non
         try:
             words, acks, on_close = open_as(table, device)
         except (DisconnectWatchError, RuntimeError) as error:
+            logger.warning("flags on %s are not %s: %s", device, source.value, error)
             missing.append(f"{source.value}: {error}")
             continue
         return FlagView(

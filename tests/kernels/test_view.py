@@ -85,7 +85,7 @@ def test_polled_copy_is_as_old_as_its_last_refresh_and_gives_its_acks_back() -> 
 
 
 def test_cuda_takes_the_best_way_that_is_open_and_names_why_not_the_others(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The ways themselves need a device; what they raise on machines like this one does not."""
     closed: list[str] = []
@@ -102,6 +102,7 @@ def test_cuda_takes_the_best_way_that_is_open_and_names_why_not_the_others(
     with open_view("cuda") as view:
         assert view.source is FlagSource.MIRRORED
         assert view.missing == ("registered: no such pages",)
+        assert caplog.messages == ["flags on cuda are not registered: no such pages"]
         assert view.is_live
     view.close()
     assert closed == ["closed"]
