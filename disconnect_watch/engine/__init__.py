@@ -3,7 +3,7 @@
 Needs the ``engine`` extra (torch, safetensors, tokenizers).
 """
 
-from disconnect_watch.engine.config import EngineConfig, ModelConfig
+from disconnect_watch.engine.config import EngineConfig
 from disconnect_watch.engine.engine import DEFAULT_MODEL, Engine
 from disconnect_watch.engine.errors import (
     CheckpointError,
@@ -12,6 +12,7 @@ from disconnect_watch.engine.errors import (
     PromptTooLongError,
     QueueFullError,
 )
+from disconnect_watch.engine.model_config import ModelConfig
 from disconnect_watch.engine.outcome import AbortResult, Outcome, RequestOutput, TokenLogprobs
 from disconnect_watch.engine.params import SamplingParams
 from disconnect_watch.engine.records import EngineStats, StepRecord

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from disconnect_watch.engine.attend import AttentionRule, attend, mask_of
 from disconnect_watch.engine.kv_cache import KVCache
 
 __all__ = ["CausalAttention", "DecodeGroup", "PagedAttention", "PrefillRow"]
@@ -22,14 +22,21 @@ class CausalAttention:
     def __init__(self, *, num_sequences: int) -> None:
         self._num_sequences = num_sequences
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, rule: AttentionRule
+    ) -> Tensor:
         """See ``model.Attention``; ``num_tokens`` is a multiple of the number of sequences."""
-        output = F.scaled_dot_product_attention(
+        length = query.shape[0] // self._num_sequences
+        mask = None
+        if 0 < rule.window < length:
+            _, mask = _window(0, length, rule.window, query.dtype)
+        output = attend(
             self._split(query),
             self._split(key),
             self._split(value),
-            is_causal=True,
-            enable_gqa=True,
+            mask=mask,
+            is_causal=mask is None,
+            rule=rule,
         )
         return output.transpose(1, 2).reshape(query.shape[0], -1)
 
@@ -91,32 +98,76 @@ class PagedAttention:
         self._slot_mapping = slot_mapping
         self._decodes = decodes
         self._prefills = prefills
+        # What layers with a sliding window see of each group or row, by its first token and the
+        # window: from which key on, and the mask. Layers have it in common.
+        self._views: dict[tuple[int, int], tuple[int, Tensor]] = {}
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, rule: AttentionRule
+    ) -> Tensor:
         """See ``model.Attention``."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         keys.index_copy_(0, self._slot_mapping, key)
         values.index_copy_(0, self._slot_mapping, value)
-        outputs = [self._decode(group, query, keys, values) for group in self._decodes]
+        outputs = [self._decode(group, query, keys, values, rule) for group in self._decodes]
         for row in self._prefills:
+            own = slice(row.first, row.last)
+            context = row.last - row.first if row.slots is None else len(row.slots)
+            first, mask = 0, row.mask
+            if 0 < rule.window < context:
+                first, mask = self._window_of_row(row, context, rule.window)
             if row.slots is None:
-                own = slice(row.first, row.last)
-                outputs.append(_attend(query[own], key[own], value[own], mask=None))
+                seen = key[own], value[own]
             else:
-                context = keys.index_select(0, row.slots), values.index_select(0, row.slots)
-                outputs.append(_attend(query[row.first : row.last], *context, mask=row.mask))
+                slots = row.slots[first:]
+                seen = keys.index_select(0, slots), values.index_select(0, slots)
+            outputs.append(_attend(query[own], *seen, mask=mask, rule=rule))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def _decode(self, group: DecodeGroup, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _decode(
+        self, group: DecodeGroup, query: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule
+    ) -> Tensor:
         """Treat the query heads that share a key head as so many queries to it."""
         num_rows, num_kv_heads = group.last - group.first, keys.shape[1]
-        output = F.scaled_dot_product_attention(
+        slots, mask = group.slots, group.mask
+        context = slots.numel() // num_rows
+        if 0 < rule.window < context:
+            first, mask = self._window_of_group(group, context, rule.window)
+            slots = slots.view(num_rows, context)[:, first:].flatten()
+        output = attend(
             query[group.first : group.last].reshape(num_rows, num_kv_heads, -1, query.shape[2]),
-            _gather(keys, group.slots, num_rows),
-            _gather(values, group.slots, num_rows),
-            attn_mask=group.mask,
+            _gather(keys, slots, num_rows),
+            _gather(values, slots, num_rows),
+            mask=mask,
+            is_causal=False,
+            rule=rule,
         )
         return output.reshape(num_rows, -1)
+
+    def _window_of_row(self, row: PrefillRow, context: int, window: int) -> tuple[int, Tensor]:
+        """Return the first key that a row's tokens see, and their mask from there on."""
+        view = self._views.get((row.first, window))
+        if view is None:
+            start = context - (row.last - row.first)
+            view = _window(start, context, window, self._cache.keys[0].dtype)
+            self._views[row.first, window] = view
+        return view
+
+    def _window_of_group(self, group: DecodeGroup, context: int, window: int) -> tuple[int, Tensor]:
+        """Return the first key that any row of a group sees, and their mask from there on."""
+        view = self._views.get((group.first, window))
+        if view is None:
+            num_rows = group.last - group.first
+            if group.mask is None:
+                stops = torch.full((num_rows, 1), context)
+            else:
+                stops = (group.mask.view(num_rows, context) == 0).sum(1, keepdim=True)
+            first = max(int(stops.min()) - window, 0)
+            keys = torch.arange(first, context)
+            mask = mask_of((keys >= stops) | (keys < stops - window), self._cache.keys[0].dtype)
+            view = first, mask[:, None, None, :]
+            self._views[group.first, window] = view
+        return view
 
 
 def _gather(memory: Tensor, slots: Tensor, num_rows: int) -> Tensor:
@@ -124,14 +175,23 @@ def _gather(memory: Tensor, slots: Tensor, num_rows: int) -> Tensor:
     return memory.index_select(0, slots).view(num_rows, -1, *memory.shape[1:]).transpose(1, 2)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None) -> Tensor:
+def _window(start: int, stop: int, window: int, dtype: torch.dtype) -> tuple[int, Tensor]:
+    """Return the first key that the tokens of [start, stop) see, and their mask from there on."""
+    first = max(start + 1 - window, 0)
+    tokens, keys = torch.arange(start, stop)[:, None], torch.arange(first, stop)
+    return first, mask_of((keys > tokens) | (keys <= tokens - window), dtype)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, rule: AttentionRule
+) -> Tensor:
     """One sequence, [tokens, heads, head_dim] each; causal from the start if there is no mask."""
-    output = F.scaled_dot_product_attention(
+    output = attend(
         query.transpose(0, 1)[None],
         key.transpose(0, 1)[None],
         value.transpose(0, 1)[None],
-        attn_mask=mask,
+        mask=mask,
         is_causal=mask is None,
-        enable_gqa=True,
+        rule=rule,
     )
     return output[0].transpose(0, 1).reshape(query.shape[0], -1)

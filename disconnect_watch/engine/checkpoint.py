@@ -8,9 +8,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from disconnect_watch.engine.config import ModelConfig
 from disconnect_watch.engine.errors import CheckpointError
 from disconnect_watch.engine.model import LlamaModel
+from disconnect_watch.engine.model_config import ModelConfig
 
 __all__ = ["load_model", "to_hugging_face"]
 
@@ -24,6 +24,16 @@ LAYER_PARTS = {
     "post_attention_layernorm": ("post_attention_layernorm",),
     "gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
     "down_proj": ("mlp.down_proj",),
+}
+# Where one tensor of theirs holds all of ours, and where they name the norms otherwise.
+FUSED_PARTS = {
+    "qkv_proj": ("self_attn.qkv_proj",),
+    "gate_up_proj": ("mlp.gate_up_proj",),
+}
+OUTPUT_NORM_PARTS = {
+    "attention_output_norm": ("post_attention_layernorm",),
+    "post_attention_layernorm": ("pre_feedforward_layernorm",),
+    "mlp_output_norm": ("post_feedforward_layernorm",),
 }
 OUTER_PARTS = {
     "embed_tokens": "model.embed_tokens",
@@ -87,12 +97,17 @@ def _sources(name: str, parameter: Tensor, config: ModelConfig) -> list[tuple[st
     """Return their names for one of our parameters, and how many of its rows each of them has."""
     match name.split("."):
         case ["layers", index, part, kind]:
-            sources = [f"model.layers.{index}.{theirs}.{kind}" for theirs in LAYER_PARTS[part]]
+            parts = {
+                **LAYER_PARTS,
+                **(FUSED_PARTS if config.is_stored_fused else {}),
+                **(OUTPUT_NORM_PARTS if config.has_output_norms else {}),
+            }
+            sources = [f"model.layers.{index}.{theirs}.{kind}" for theirs in parts[part]]
         case [part, kind]:
             sources = [f"{OUTER_PARTS[part]}.{kind}"]
         case _:
             raise AssertionError(name)
-    if part == "qkv_proj":
+    if part == "qkv_proj" and len(sources) > 1:
         num_keys = config.num_kv_heads * config.head_dim
         return list(
             zip(sources, [config.num_heads * config.head_dim, num_keys, num_keys], strict=True)

@@ -8,11 +8,12 @@ from typing import Self
 import torch
 
 from disconnect_watch.engine.checkpoint import load_model
-from disconnect_watch.engine.config import EngineConfig, ModelConfig
+from disconnect_watch.engine.config import EngineConfig
 from disconnect_watch.engine.core import EngineCore
 from disconnect_watch.engine.errors import PromptTooLongError
 from disconnect_watch.engine.kv_cache import KVCache
 from disconnect_watch.engine.model import LlamaModel
+from disconnect_watch.engine.model_config import ModelConfig
 from disconnect_watch.engine.params import SamplingParams
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.runner import ModelRunner

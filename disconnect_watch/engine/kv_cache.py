@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from disconnect_watch.engine.config import ModelConfig
+from disconnect_watch.engine.model_config import ModelConfig
 
 __all__ = ["KVCache"]
 

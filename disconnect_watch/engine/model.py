@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from disconnect_watch.engine.config import ModelConfig
+from disconnect_watch.engine.attend import AttentionRule, soft_cap
+from disconnect_watch.engine.model_config import ModelConfig
+from disconnect_watch.engine.modules import OffsetNorm, ScaledEmbedding
 from disconnect_watch.engine.rotary import rotate
 
 __all__ = ["Attention", "DecoderLayer", "LlamaModel"]
@@ -21,7 +23,9 @@ __all__ = ["Attention", "DecoderLayer", "LlamaModel"]
 class Attention(Protocol):
     """Attend from each token to those before it in its own sequence."""
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, rule: AttentionRule
+    ) -> Tensor:
         """Compute one layer's attention.
 
         Args:
@@ -29,6 +33,7 @@ class Attention(Protocol):
             query: [num_tokens, num_heads, head_dim], rotated.
             key: [num_tokens, num_kv_heads, head_dim], rotated.
             value: [num_tokens, num_kv_heads, head_dim].
+            rule: of the layer.
 
         Returns:
             [num_tokens, num_heads * head_dim].
@@ -47,14 +52,22 @@ class DecoderLayer(nn.Module):
         self.head_dim = config.head_dim
         hidden, queries = config.hidden_size, config.num_heads * config.head_dim
         keys = config.num_kv_heads * config.head_dim
-        self.input_layernorm = nn.RMSNorm(hidden, config.rms_norm_eps)
+        self.rule = AttentionRule(
+            scale=config.attention_scale,
+            window=config.windows[index] if config.windows else 0,
+            softcap=config.attention_softcap,
+        )
+        self.input_layernorm = _norm(config, hidden)
         self.qkv_proj = nn.Linear(hidden, queries + 2 * keys, bias=config.qkv_bias)
-        self.q_norm = nn.RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = nn.RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.q_norm = _norm(config, self.head_dim) if config.qk_norm else None
+        self.k_norm = _norm(config, self.head_dim) if config.qk_norm else None
         self.o_proj = nn.Linear(queries, hidden, bias=config.output_bias)
-        self.post_attention_layernorm = nn.RMSNorm(hidden, config.rms_norm_eps)
+        self.attention_output_norm = _norm(config, hidden) if config.has_output_norms else None
+        self.post_attention_layernorm = _norm(config, hidden)
         self.gate_up_proj = nn.Linear(hidden, 2 * config.intermediate_size, bias=config.mlp_bias)
+        self.is_silu = config.activation == "silu"
         self.down_proj = nn.Linear(config.intermediate_size, hidden, bias=config.mlp_bias)
+        self.mlp_output_norm = _norm(config, hidden) if config.has_output_norms else None
 
     def forward(self, hidden: Tensor, rope: tuple[Tensor, Tensor], attention: Attention) -> Tensor:
         """Return the hidden states after this layer, [num_tokens, hidden_size]."""
@@ -71,9 +84,15 @@ class DecoderLayer(nn.Module):
             )
             turned = torch.cat((self.q_norm(query), self.k_norm(key)), 1)
         query, key = rotate(turned, rope).split_with_sizes((self.num_heads, self.num_kv_heads), 1)
-        hidden = hidden + self.o_proj(attention(self.index, query, key, value))
+        attended = self.o_proj(attention(self.index, query, key, value, rule=self.rule))
+        if self.attention_output_norm is not None:
+            attended = self.attention_output_norm(attended)
+        hidden = hidden + attended
         gate, up = self.gate_up_proj(self.post_attention_layernorm(hidden)).chunk(2, -1)
-        down: Tensor = self.down_proj(F.silu(gate) * up)
+        gate = F.silu(gate) if self.is_silu else F.gelu(gate, approximate="tanh")
+        down: Tensor = self.down_proj(gate * up)
+        if self.mlp_output_norm is not None:
+            down = self.mlp_output_norm(down)
         return hidden + down
 
 
@@ -87,9 +106,10 @@ class LlamaModel(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        embedding = ScaledEmbedding if config.is_embedding_scaled else nn.Embedding
+        self.embed_tokens = embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = _norm(config, config.hidden_size)
         self.lm_head = (
             None
             if config.tie_word_embeddings
@@ -117,4 +137,11 @@ class LlamaModel(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return scores of the next token, [num_tokens, vocab_size], in the model's dtype."""
         head = self.embed_tokens if self.lm_head is None else self.lm_head
-        return F.linear(self.norm(hidden), head.weight)
+        scores = F.linear(self.norm(hidden), head.weight)
+        softcap = self.config.logit_softcap
+        return soft_cap(scores, softcap) if softcap else scores
+
+
+def _norm(config: ModelConfig, size: int) -> nn.RMSNorm:
+    norm = OffsetNorm if config.is_norm_offset else nn.RMSNorm
+    return norm(size, config.rms_norm_eps)

@@ -37,8 +37,8 @@ from torch.nn import functional as F
 
 from disconnect_watch.engine.attention import CausalAttention
 from disconnect_watch.engine.checkpoint import load_model, to_hugging_face
-from disconnect_watch.engine.config import ModelConfig
 from disconnect_watch.engine.model import LlamaModel
+from disconnect_watch.engine.model_config import ModelConfig
 from disconnect_watch.engine.rotary import Rotary
 
 __all__ = ["CONFIG", "END_OF_TEXT", "STAGES", "Stage", "main", "read_documents", "run"]

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from disconnect_watch.engine import Engine, EngineConfig, RequestOutput
 from disconnect_watch.engine.attention import CausalAttention
 from disconnect_watch.engine.checkpoint import to_hugging_face
-from disconnect_watch.engine.config import ModelConfig
 from disconnect_watch.engine.model import LlamaModel
+from disconnect_watch.engine.model_config import ModelConfig
 from disconnect_watch.engine.rotary import Rotary
 from disconnect_watch.engine.tokenizer import Tokenizer as EngineTokenizer
 
@@ -117,9 +117,15 @@ def tokens_of(outputs: list[RequestOutput]) -> list[int]:
 
 
 @torch.inference_mode()
-def dense_logits(model: LlamaModel, token_ids: list[int]) -> torch.Tensor:
-    """Scores after each token, computed at once and without a cache, [num_tokens, vocab_size]."""
-    rotary = Rotary(model.config, length=len(token_ids), dtype=torch.float32)
+def dense_logits(
+    model: LlamaModel, token_ids: list[int], *, length: int | None = None
+) -> torch.Tensor:
+    """Scores after each token, computed at once and without a cache, [num_tokens, vocab_size].
+
+    ``length`` is what the rotary table is made for, if that is more than the tokens.
+    """
+    dtype = model.embed_tokens.weight.dtype
+    rotary = Rotary(model.config, length=length or len(token_ids), dtype=dtype)
     hidden = model(
         torch.tensor(token_ids),
         rotary(torch.arange(len(token_ids))),
@@ -136,9 +142,11 @@ def dense_greedy(model: LlamaModel, prompt: list[int], num_tokens: int) -> list[
     return token_ids[len(prompt) :]
 
 
-def is_greedy(model: LlamaModel, prompt: list[int], tokens: list[int]) -> bool:
+def is_greedy(
+    model: LlamaModel, prompt: list[int], tokens: list[int], *, length: int | None = None
+) -> bool:
     """Whether each token is the likeliest after all before it; one forward over all of them."""
     if not tokens:
         return True
-    scores = dense_logits(model, prompt + tokens[:-1])[len(prompt) - 1 :]
+    scores = dense_logits(model, prompt + tokens[:-1], length=length)[len(prompt) - 1 :]
     return scores.argmax(-1).tolist() == tokens

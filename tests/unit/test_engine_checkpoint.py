@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from disconnect_watch.engine import Engine, EngineConfig, SamplingParams
 from disconnect_watch.engine.checkpoint import load_model, to_hugging_face
-from disconnect_watch.engine.config import ModelConfig
 from disconnect_watch.engine.errors import CheckpointError
 from disconnect_watch.engine.model import LlamaModel
+from disconnect_watch.engine.model_config import ModelConfig
 from tests.support.engine import (
     TINY_CONFIG,
     run_to_end,

@@ -1,6 +1,8 @@
 """What is read from config.json, and what is refused rather than ignored."""
 
 import json
+import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +10,15 @@ import pytest
 import torch
 
 from disconnect_watch.engine import DEFAULT_MODEL, Engine, EngineConfig, ModelConfig
-from disconnect_watch.engine.config import RopeScaling
 from disconnect_watch.engine.errors import CheckpointError
+from disconnect_watch.engine.families import FAMILIES
+from disconnect_watch.engine.rope_config import (
+    Llama3Scaling,
+    LongScaling,
+    RopeConfig,
+    RopeScaling,
+    YarnScaling,
+)
 from tests.support.engine import TINY_CONFIG, make_engine
 
 LLAMA3 = {
@@ -34,13 +43,91 @@ def parse(**fields: Any) -> ModelConfig:
 )
 def test_all_spellings_of_rope_are_read(fields: dict[str, Any]) -> None:
     config = parse(**fields)
-    assert config.rope_theta == 5e5
-    assert config.rope_scaling == RopeScaling("llama3", 8.0, 1.0, 4.0, 64)
+    assert config.rope == RopeConfig(5e5, Llama3Scaling(8.0, 1.0, 4.0, 64))
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2]}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected"),
+    [
+        (YARN, YarnScaling(4.0, 256, 1 + 0.1 * math.log(4))),
+        ({**YARN, "factor": 0.5}, YarnScaling(0.5, 256, 1.0)),
+        ({**YARN, "factor": None}, YarnScaling(1.0, 256, 1.0)),
+        ({**YARN, "attention_factor": 0.7}, YarnScaling(4.0, 256, 0.7)),
+        ({**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}, YarnScaling(4.0, 256, 1.0)),
+        (
+            {**YARN, "beta_fast": 16, "truncate": False},
+            YarnScaling(4.0, 256, 1 + 0.1 * math.log(4), 16.0, 1.0, False),
+        ),
+        (
+            {**LONGROPE, "original_max_position_embeddings": 16},
+            LongScaling((1.0,), (2.0,), 16, 2**0.5),
+        ),
+        ({**LONGROPE, "rope_type": "su"}, LongScaling((1.0,), (2.0,), 256, 1.0)),
+        ({**LONGROPE, "attention_factor": 1.5}, LongScaling((1.0,), (2.0,), 256, 1.5)),
+    ],
+)
+def test_what_a_rope_scaling_leaves_open_is_filled_in(
+    scaling: dict[str, Any], expected: RopeScaling
+) -> None:
+    assert parse(rope_scaling=scaling).rope.scaling == expected
+
+
+def test_scalings_beyond_the_length_of_the_file_allow_that_length() -> None:
+    assert parse(rope_scaling=YARN).max_position_embeddings == 1024
+    dynamic = parse(rope_scaling={"rope_type": "dynamic", "factor": 2.0})
+    assert dynamic.max_position_embeddings == 512
+    linear = parse(rope_scaling={"rope_type": "linear", "factor": 2.0})
+    assert linear.max_position_embeddings == 256
 
 
 def test_a_rope_scaling_that_is_not_known_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="'yarn' is not supported"):
-        parse(rope_scaling={"rope_type": "yarn", "factor": 4.0})
+    with pytest.raises(CheckpointError, match="'proportional' is not supported"):
+        parse(rope_scaling={"rope_type": "proportional", "factor": 4.0})
+
+
+def test_a_field_of_a_rope_scaling_that_is_not_known_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="'linear' has an unknown field 'beta_fast'"):
+        parse(rope_scaling={"rope_type": "linear", "factor": 4.0, "beta_fast": 1})
+
+
+def test_heads_that_are_turned_in_part_are_refused_where_the_family_has_none() -> None:
+    with pytest.raises(CheckpointError, match="cannot have a partial_rotary_factor"):
+        parse(rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.5})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"quantization_config": {"bits": 4}},
+        {"sliding_window": 100},
+        {"final_logit_softcapping": 30.0},
+        {"layer_types": ["full_attention"] * 3},
+        {"partial_rotary_factor": 0.5},
+    ],
+)
+def test_a_field_that_the_family_does_not_know_is_refused_by_name(fields: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match=f"config.json has {next(iter(fields))!r}"):
+        parse(**fields)
+
+
+def test_a_field_that_is_off_is_let_pass() -> None:
+    assert parse(quantization_config=None, use_bidirectional_attention=False) == parse()
+
+
+def test_what_a_file_leaves_out_is_what_transformers_takes() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import transformers
+    for architecture, family in FAMILIES.items():
+        theirs = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
+        for name, value in family.defaults.items():
+            assert getattr(theirs, name) == value, (architecture, name)
+        for name, value in {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}.items():
+            assert getattr(theirs, name) == family.defaults.get(name, value), (architecture, name)
 
 
 def test_an_architecture_that_is_not_known_is_refused() -> None:
@@ -73,11 +160,41 @@ def test_qwen3_norms_queries_and_keys() -> None:
     assert parse(architectures=["Qwen3ForCausalLM"]).qk_norm
 
 
-def test_a_sliding_window_bounds_the_context_where_it_is_used() -> None:
-    assert parse(sliding_window=100).max_position_embeddings == 100
-    assert parse(sliding_window=None).max_position_embeddings == 256
-    unused = parse(sliding_window=100, use_sliding_window=False)
-    assert unused.max_position_embeddings == 256
+@pytest.mark.parametrize(
+    ("family", "fields", "windows"),
+    [
+        ("Mistral", {"sliding_window": 9}, (9, 9, 9)),
+        ("Mistral", {}, (4096, 4096, 4096)),
+        ("Mistral", {"sliding_window": None}, ()),
+        ("Phi3", {}, ()),
+        ("Phi3", {"sliding_window": 9}, (9, 9, 9)),
+        ("Qwen2", {"sliding_window": 9}, ()),
+        ("Qwen2", {"use_sliding_window": True, "max_window_layers": 2}, (0, 0, 4096)),
+        ("Gemma2", {"sliding_window": 9}, (9, 0, 9)),
+        (
+            "Gemma2",
+            {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+            (0, 4096, 0),
+        ),
+    ],
+)
+def test_each_family_has_its_window_where_transformers_has_it(
+    family: str, fields: dict[str, Any], windows: tuple[int, ...]
+) -> None:
+    raw = {**TINY_CONFIG, "architectures": [f"{family}ForCausalLM"]}
+    assert ModelConfig.from_dict({**raw, **fields}).windows == windows
+
+
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        (["full_attention"], "has 1 entries for 3 layers"),
+        (["linear_attention"] * 3, "'linear_attention' is not supported"),
+    ],
+)
+def test_layer_types_that_do_not_fit_are_refused(types: list[str], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        parse(architectures=["Gemma2ForCausalLM"], layer_types=types)
 
 
 def test_end_tokens_come_from_the_generation_config_first(tmp_path: Path) -> None:

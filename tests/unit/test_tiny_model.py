@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from disconnect_watch.engine import train_tiny
 from disconnect_watch.engine.attention import CausalAttention
 from disconnect_watch.engine.checkpoint import load_model
-from disconnect_watch.engine.config import ModelConfig
 from disconnect_watch.engine.model import LlamaModel
+from disconnect_watch.engine.model_config import ModelConfig
 from disconnect_watch.engine.rotary import Rotary
 
 TINY = Path(train_tiny.__file__).with_name("tiny")
