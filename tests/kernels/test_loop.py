@@ -20,7 +20,7 @@ from disconnect_watch.kernels import (
 )
 from tests.kernels.batch import Batch
 
-NUM_ROWS, VOCAB_SIZE, HEADS, HEAD_DIM, BLOCK_SIZE, MAX_STEPS = 4, 20, 1, 16, 4, 6
+NUM_ROWS, VOCAB_SIZE, HEADS, HEAD_DIM, BLOCK_SIZE, MAX_STEPS = 3, 20, 1, 16, 4, 6
 PARAMS = AttentionParams(scale=HEAD_DIM**-0.5)
 
 
@@ -34,10 +34,10 @@ class Loop:
         self.state = DecodeState.create(
             self.rows, max_blocks=4, block_size=BLOCK_SIZE, max_steps=MAX_STEPS
         )
-        self.state.block_tables.copy_(torch.randperm(16).view(NUM_ROWS, 4))
+        self.state.block_tables.copy_(torch.randperm(12).view(NUM_ROWS, 4))
         self.state.limits.fill_(16)
         self.rows.slot_mapping.copy_(self.state.block_tables[:, 0] * BLOCK_SIZE)
-        memory = torch.zeros(2, 16 * BLOCK_SIZE, HEADS, HEAD_DIM)
+        memory = torch.zeros(2, 12 * BLOCK_SIZE, HEADS, HEAD_DIM)
         self.kv = PagedKV(memory[0], memory[1], self.state.block_tables, BLOCK_SIZE)
         self.embedding = torch.randn(VOCAB_SIZE, HEADS, HEAD_DIM)
         self.sampling = Sampling(torch.ones(NUM_ROWS), torch.arange(NUM_ROWS))
@@ -83,7 +83,7 @@ def test_who_leaves_is_out_after_the_running_step_and_who_stays_is_unchanged_by_
 ) -> None:
     calm = make_loop()
     assert calm.run() == MAX_STEPS
-    leaving = {2: [1], 4: [0, 2]}
+    leaving = {2: [1], 4: [0]}
     loop = make_loop()
 
     def leave(step: int) -> None:
@@ -96,10 +96,10 @@ def test_who_leaves_is_out_after_the_running_step_and_who_stays_is_unchanged_by_
             left_at = next((at for at, rows in leaving.items() if row in rows), MAX_STEPS)
             if step < left_at:
                 assert torch.equal(given[row], expected[row]), (step, row)
-    assert loop.state.num_drawn.tolist() == [5, 3, 5, MAX_STEPS]
-    assert torch.equal(loop.state.drawn[3], calm.state.drawn[3])
+    assert loop.state.num_drawn.tolist() == [5, 3, MAX_STEPS]
+    assert torch.equal(loop.state.drawn[2], calm.state.drawn[2])
     # The latch before the first step was the first: step s ends with latch s + 2.
-    assert [token.acked for token in loop.batch.tokens] == [6, 4, 6, 0]
+    assert [token.acked for token in loop.batch.tokens] == [6, 4, 0]
 
 
 @pytest.mark.slow
@@ -132,5 +132,5 @@ def test_dead_row_writes_no_key_after_its_ack(make_loop: Callable[[], Loop]) -> 
         loop.step()
     assert loop.kv.keys[slots].isnan().all()
     assert loop.kv.values[slots].isnan().all()
-    assert torch.stack(loop.logits)[:, [0, 1, 3]].isfinite().all()
+    assert torch.stack(loop.logits)[:, [0, 1]].isfinite().all()
     assert loop.logits[-1].isfinite().all()

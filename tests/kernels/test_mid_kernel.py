@@ -12,9 +12,10 @@ from disconnect_watch import CancelToken
 from disconnect_watch.kernels import AttentionParams, FlagView, Kernels
 from disconnect_watch.kernels.base import DECODE_SPLIT, KEY_TILE
 from tests.kernels.batch import Batch, paged
+from tests.support.net import wait_until
 
 #: So many keys that the interpreter would be at it for seconds.
-NUM_TILES = 3000
+NUM_TILES = 1000
 PARAMS = AttentionParams(scale=0.2, poll_every=4)
 
 
@@ -24,8 +25,7 @@ def cancelled_after(progress: Tensor, num_tiles: int, token: CancelToken) -> Ite
     is_over = threading.Event()
 
     def run() -> None:
-        while progress.sum() < num_tiles and not is_over.is_set():
-            pass
+        wait_until(lambda: bool(progress.sum() >= num_tiles) or is_over.is_set(), 30)
         token.cancel()
 
     thread = threading.Thread(target=run)
