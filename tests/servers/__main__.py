@@ -5,6 +5,7 @@ import itertools
 import sys
 
 from tests.servers.cells import Cell, Outcome, all_cells
+from tests.servers.grpc_rows import measure_rpcs
 from tests.servers.measure import measure_all
 from tests.servers.report import PAGE, page
 from tests.servers.stacks import STACKS
@@ -20,11 +21,15 @@ def main() -> int:
     outcomes: dict[Cell, Outcome] = {}
     for _, group in itertools.groupby(cells, lambda cell: (cell.stack_name, cell.is_tls)):
         outcomes |= measure_all(list(group))
-    text = page(outcomes)
+    rpcs = {} if arguments.only else measure_rpcs()
+    text = page(outcomes, rpcs)
     print(text)
-    wrong = [cell for cell in cells if not cell.accepts(outcomes[cell])]
-    for cell in wrong:
-        print(f"{cell}: {outcomes[cell]}, not {sorted(cell.names)}", file=sys.stderr)
+    wrong = [
+        *(f"{cell}: {found}" for cell, found in outcomes.items() if not cell.accepts(found)),
+        *(f"{rpc}: {found}" for rpc, found in rpcs.items() if not rpc.accepts(found)),
+    ]
+    for line in wrong:
+        print(line, file=sys.stderr)
     if arguments.write and not wrong:
         PAGE.write_text(text)
     return 1 if wrong else 0

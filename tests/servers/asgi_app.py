@@ -31,9 +31,6 @@ class AsgiExchange:
         self.listener: asyncio.Task[None] | None = None
         self._send = send
 
-    async def read(self) -> bytes:
-        raise NotImplementedError("no work here reads its body")
-
     async def begin(self, *, length: int | None = None) -> None:
         headers = [(b"content-type", b"text/event-stream")]
         if length is not None:

@@ -81,8 +81,7 @@ class Cell:
         """Whether it is as it must be; of the servers without us everything is."""
         if not self.is_ours:
             return True
-        may_begin = self.exemption is not None and self.exemption.may_begin
-        return outcome.name in self.names and (may_begin or not outcome.num_zombies)
+        return outcome.name in self.names and not outcome.num_zombies
 
     def __str__(self) -> str:
         tls = "tls" if self.is_tls else "plain"
@@ -96,71 +95,61 @@ class Exemption:
     """Cells of ours that give something else.
 
     Attributes:
+        what: the cells, in words.
         why: for the page.
         stacks: their names.
         ways: their names.
         names: of what they may give.
         modes: empty for all of ours.
-        is_tls: None for both.
-        may_begin: whether a request behind may be begun.
     """
 
+    what: str
     why: str
     stacks: tuple[str, ...]
     ways: tuple[str, ...]
     names: frozenset[str]
     modes: tuple[str, ...] = ()
-    is_tls: bool | None = None
-    may_begin: bool = False
 
     def holds_of(self, cell: Cell) -> bool:
         return (
             cell.stack_name in self.stacks
             and cell.way_name in self.ways
             and (not self.modes or cell.mode in self.modes)
-            and self.is_tls in (None, cell.is_tls)
         )
 
 
 _TOLD = frozenset({"FIN", "RESET", "OWNER_CLOSED"})
 _OF_UVICORN = tuple(name for name, stack in STACKS.items() if "uvicorn" in stack.server)
 _OURS_OF_UVICORN = ("uvicorn-ours", "uvicorn-h11-ours", "gunicorn-ours")
-_BEHIND = tuple(name for name, way in WAYS.items() if way.behind is not None)
 
 EXEMPTIONS: tuple[Exemption, ...] = (
     Exemption(
-        "the server stops reading, uvicorn at 64 KiB of body, and a FIN behind more than the "
-        "kernel's receive window holds then cannot arrive: read the body, or open the window by "
-        "`unblind` where there is that option (without us `receive()` sees it since it takes the "
-        "body away)",
+        "uvicorn in all its forms, granian, asyncio streams, FIN behind 256 KiB of unread body",
+        "the server stops reading, uvicorn at 64 KiB, and a FIN behind more than the kernel's "
+        "receive window holds then cannot arrive; read the body, or open the window by `unblind` "
+        "where there is that option (without us `receive()` sees it since it takes the body away)",
         (*_OF_UVICORN, *_OURS_OF_UVICORN, "granian", "streams"),
         ("fin_body",),
         _TOLD | {"done", "noticed"},
     ),
     Exemption(
-        "granian's native code may close the connection before Python asks for it, and a request "
-        "whose connection is not found begins",
-        ("granian",),
-        _BEHIND,
-        _TOLD,
-        may_begin=True,
-    ),
-    Exemption(
-        "a token is for who asks by `dw.watch`; the handler of a connection is cancelled, without "
-        "one",
+        "`dw.start_server`, every leave",
+        "its handler is cancelled, without a token; who wants one asks by `dw.watch`",
         ("streams",),
         tuple(name for name, way in WAYS.items() if way.is_leave),
         frozenset({"noticed"}),
         modes=("ours",),
     ),
     Exemption(
-        "the handler is one of a connection, not of a request, and works on though nobody is there",
+        "`dw.start_server`, FIN right after the last byte",
+        "its handler is one of a connection and knows no last byte; it works for nobody",
         ("streams",),
         ("last_byte",),
         frozenset({"noticed"}),
         modes=("ours",),
     ),
     Exemption(
+        "Sanic, FIN right after the last byte",
         "Sanic itself cancels all that runs on a connection at its end; the token is not set",
         ("sanic",),
         ("last_byte",),
@@ -187,10 +176,12 @@ def all_cells() -> list[Cell]:
 def some_cells() -> list[Cell]:
     """A part of ours: every way from every server in every mode, the other axes by turns."""
     chosen = []
-    for turn, (stack_name, stack) in enumerate(STACKS.items()):
-        is_tls = stack.has_tls and turn % 2 == 1
+    cells = all_cells()
+    stacks = [(name, stack) for name, stack in STACKS.items() if not stack.is_twin]
+    for turn, (stack_name, stack) in enumerate(stacks):
+        is_tls = stack.has_tls and turn % 2 == 0
         groups: dict[tuple[str, str], list[Cell]] = {}
-        for cell in all_cells():
+        for cell in cells:
             if cell.stack_name == stack_name and cell.is_tls is is_tls and cell.is_ours:
                 groups.setdefault((cell.mode, cell.way_name), []).append(cell)
         chosen += [group[(turn + at) % len(group)] for at, group in enumerate(groups.values())]

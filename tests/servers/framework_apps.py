@@ -24,9 +24,6 @@ class RouteExchange:
         self.path: str = scope["path"]
         self.token: CancelToken = scope["state"].get(TOKEN_KEY) or CancelToken()
 
-    async def read(self) -> bytes:
-        raise NotImplementedError("no work here reads its body")
-
     async def begin(self, *, length: int | None = None) -> None:
         raise NotImplementedError("the framework sends the head")
 

@@ -25,13 +25,11 @@ from tests.servers.work import CHUNK, HALF, QUICK, WORK
 from tests.support.asgi_servers import launched, running
 from tests.support.net import unread_bytes
 
-__all__ = ["NUM_AT_ONCE", "measure_all"]
+__all__ = ["NUM_AT_ONCE", "Events", "measure_all", "outcome_of"]
 
 #: Clients at the same time.
 NUM_AT_ONCE = 12
 _PATIENCE = 30.0
-#: Seconds until a handler that neither was told nor came to its end is given up.
-_LOST = 6 * WORK
 
 
 class Events:
@@ -48,15 +46,15 @@ class Events:
         self._reader = threading.Thread(target=self._read, name="test-events")
         self._reader.start()
 
-    def wait_for(self, name: str, *events: str) -> dict[str, Any] | None:
-        """The first of these that is said of a request; None where nothing is, for long."""
+    def wait_for(self, name: str, *events: str, within: float = 6 * WORK) -> dict[str, Any] | None:
+        """The first of these that is said of a request; None where nothing is."""
 
         def find() -> dict[str, Any] | None:
             found = (self._found.get((event, name)) for event in events)
             return next((each for each in found if each is not None), None)
 
         with self._changed:
-            return self._changed.wait_for(find, _LOST)
+            return self._changed.wait_for(find, within)
 
     def said_of(self, name: str) -> list[str]:
         """What was said of a request so far."""
@@ -192,12 +190,12 @@ def measure(cell: Cell, server: Running) -> Outcome:
             client.send(_request(path))
             client.answer()
             at_ns = _leave(cell, client)
-            return _outcome(server, name, at_ns)
+            return outcome_of(server.events, name, at_ns)
         _begin(cell, client, server, path, name)
         if cell.way.behind is not None:
             client.send(cell.way.behind(f"{prefix}/zombie/{name}"))
         at_ns = _leave(cell, client)
-        outcome = _outcome(server, name, at_ns)
+        outcome = outcome_of(server.events, name, at_ns)
     if cell.way.behind is None:
         return outcome
     # What lay behind it is begun by now: the server has gone on to another connection.
@@ -244,8 +242,9 @@ def _leave(cell: Cell, client: LeavingClient) -> int:
     return at_ns
 
 
-def _outcome(server: Running, name: str, at_ns: int) -> Outcome:
-    said = server.events.wait_for(name, "noticed", "done")
+def outcome_of(events: Events, name: str, at_ns: int) -> Outcome:
+    """What became of a handler whose client left then."""
+    said = events.wait_for(name, "noticed", "done")
     if said is None:
         return Outcome("lost")
     if said["event"] == "done":

@@ -9,6 +9,7 @@ from statistics import median
 from textwrap import fill
 
 from tests.servers.cells import EXEMPTIONS, Cell, Outcome
+from tests.servers.grpc_rows import ACTS, KINDS, MODES, Rpc
 from tests.servers.measure import NUM_AT_ONCE
 from tests.servers.stacks import STACKS
 from tests.servers.ways import WAYS
@@ -30,6 +31,7 @@ _PACKAGES = [
     "aiohttp",
     "sanic",
     "tornado",
+    "grpcio",
 ]
 
 _TABLES = {
@@ -71,7 +73,7 @@ ours.
 """
 
 
-def page(outcomes: Mapping[Cell, Outcome]) -> str:
+def page(outcomes: Mapping[Cell, Outcome], rpcs: Mapping[Rpc, Outcome]) -> str:
     """The whole page."""
     head = _HEAD.format(
         num_at_once=NUM_AT_ONCE,
@@ -81,7 +83,7 @@ def page(outcomes: Mapping[Cell, Outcome]) -> str:
         versions=fill(", ".join(f"{name} {version(name)}" for name in _PACKAGES), 100),
     )
     tables = (_table(title, names, outcomes) for title, names in _TABLES.items())
-    return "\n".join([head, *tables, _exemptions()])
+    return "\n".join([head, *tables, _table_of_rpcs(rpcs), _exemptions()])
 
 
 def _table(title: str, ways: Sequence[str], outcomes: Mapping[Cell, Outcome]) -> str:
@@ -100,6 +102,29 @@ def _table(title: str, ways: Sequence[str], outcomes: Mapping[Cell, Outcome]) ->
         entries = [_entry(found.get(name, {})) for name in ways]
         lines.append(f"| {stack.title} | {stack.modes[mode]} | {' | '.join(entries)} |")
     return "\n".join([*lines, ""])
+
+
+def _table_of_rpcs(rpcs: Mapping[Rpc, Outcome]) -> str:
+    lines = [
+        "## Its RPC is left",
+        "",
+        "With grpc.aio. A deadline is the client's; milliseconds are counted from its end.",
+        "",
+        "| handler | by | " + " | ".join(ACTS.values()) + " |",
+        "|---" * (len(ACTS) + 2) + "|",
+    ]
+    for kind, title in KINDS.items():
+        for mode, by in MODES.items():
+            outcomes = [rpcs.get(Rpc(mode, kind, act)) for act in ACTS]
+            entries = [_entry_of_rpc(mode, outcome) for outcome in outcomes]
+            lines.append(f"| {title} | {by} | {' | '.join(entries)} |")
+    return "\n".join([*lines, ""])
+
+
+def _entry_of_rpc(mode: str, outcome: Outcome | None) -> str:
+    if outcome is None:
+        return ""
+    return _told([outcome], is_ours=mode != "own") if outcome.is_told else "**never**"
 
 
 def _entry(found: Mapping[Cell, Outcome]) -> str:
@@ -152,8 +177,5 @@ def _where(cells: Sequence[Cell], found: Mapping[Cell, Outcome]) -> str:
 
 def _exemptions() -> str:
     lines = ["## Where ours gives something else, and why", ""]
-    for each in EXEMPTIONS:
-        stacks = ", ".join(dict.fromkeys(STACKS[name].title for name in each.stacks))
-        ways = ", ".join(WAYS[name].title for name in each.ways)
-        lines.append(f"- {stacks}; {ways if len(each.ways) < 5 else 'every leave'}: {each.why}.")
+    lines += [f"- {each.what}: {each.why}." for each in EXEMPTIONS]
     return "\n".join([*lines, ""])

@@ -23,6 +23,8 @@ class Stack:
         app: an ASGI application, below ``tests.servers``; empty for servers of their own kind.
         nums_middlewares: around the application.
         has_tls: whether it is tried over TLS, too.
+        is_twin: whether another one has the same server or protocol, so that only the whole
+            matrix needs both.
         kinds: of the answers that it gives, see ``work``.
     """
 
@@ -32,30 +34,42 @@ class Stack:
     app: str = ""
     nums_middlewares: tuple[int, ...] = (0,)
     has_tls: bool = True
+    is_twin: bool = False
     kinds: tuple[str, ...] = ("wait", "half", "stream", "flood", "head", "quick", "last")
 
 
-def _asgi(title: str, server: str, modes: dict[str, str]) -> Stack:
-    return Stack(title, server, modes, "asgi_app:app", NUMS_MIDDLEWARES)
+def _asgi(title: str, server: str, modes: dict[str, str], *, is_twin: bool = False) -> Stack:
+    return Stack(title, server, modes, "asgi_app:app", NUMS_MIDDLEWARES, is_twin=is_twin)
 
 
 def _framework(title: str, own: str) -> Stack:
     modes = {"own": own, "ours": "`CancelOnDisconnect`"}
     app = f"framework_apps:{title.lower()}"
     kinds = ("wait", "stream", "head", "quick")
-    return Stack(f"{title} on uvicorn", "uvicorn", modes, app, has_tls=False, kinds=kinds)
+    return Stack(
+        f"{title} on uvicorn", "uvicorn", modes, app, has_tls=False, is_twin=True, kinds=kinds
+    )
 
 
 STACKS: dict[str, Stack] = {
     "uvicorn": _asgi("uvicorn, httptools", "uvicorn", _ASGI_MODES),
     "uvicorn-ours": _asgi("uvicorn, httptools", "ours", _PROTOCOL_MODES),
+    "uvicorn-unblind": Stack(
+        "uvicorn, httptools",
+        "ours-unblind",
+        {"token": "our protocol's token, `unblind`"},
+        "asgi_app:app",
+        is_twin=True,
+    ),
     "uvicorn-h11": _asgi("uvicorn, h11", "uvicorn-h11", _ASGI_MODES),
     "uvicorn-h11-ours": _asgi("uvicorn, h11", "ours-h11", _PROTOCOL_MODES),
     "hypercorn": _asgi("hypercorn", "hypercorn", _ASGI_MODES),
     "granian": _asgi("granian", "granian", _ASGI_MODES),
     "gunicorn": _asgi("gunicorn, its ASGI worker", "gunicorn", _ASGI_MODES),
-    "gunicorn-uvicorn": _asgi("gunicorn, uvicorn's worker", "gunicorn-uvicorn", _ASGI_MODES),
-    "gunicorn-ours": _asgi("gunicorn, our worker", "gunicorn-ours", _PROTOCOL_MODES),
+    "gunicorn-uvicorn": _asgi(
+        "gunicorn, uvicorn's worker", "gunicorn-uvicorn", _ASGI_MODES, is_twin=True
+    ),
+    "gunicorn-ours": _asgi("gunicorn, our worker", "gunicorn-ours", _PROTOCOL_MODES, is_twin=True),
     "fastapi": _framework("FastAPI", "`request.receive()`"),
     "quart": _framework("Quart", "its own cancel"),
     "litestar": _framework("Litestar", "`request.receive()`"),

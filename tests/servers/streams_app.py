@@ -24,9 +24,6 @@ class StreamsExchange:
         self._writer = writer
         self._is_chunked = False
 
-    async def read(self) -> bytes:
-        raise NotImplementedError("no work here reads its body")
-
     async def begin(self, *, length: int | None = None) -> None:
         self._is_chunked = length is None
         kind = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"

@@ -28,9 +28,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from disconnect_watch.token import CancelToken
-from tests.support.frameworks import Exchange
+from tests.support.frameworks import Answering
 
-__all__ = ["CHUNK", "HALF", "QUICK", "WORK", "chunks", "work"]
+__all__ = ["CHUNK", "HALF", "QUICK", "WORK", "chunks", "note", "told", "work"]
 
 #: Seconds of work. A handler that gets through them was never told.
 WORK = 1.0
@@ -43,7 +43,7 @@ QUICK = b"quick"
 _FLOOD = bytes(1 << 24)
 
 
-def _note(event: str, name: str, **more: Any) -> None:
+def note(event: str, name: str, **more: Any) -> None:
     """Say that something happened."""
     line = {"event": event, "name": name, "at_ns": time.monotonic_ns(), **more}
     # Short enough for a pipe to take it whole, whoever else writes.
@@ -51,46 +51,51 @@ def _note(event: str, name: str, **more: Any) -> None:
         events.write(json.dumps(line).encode() + b"\n")
 
 
-async def work(exchange: Exchange) -> bytes | None:
+def told(name: str, token: CancelToken) -> None:
+    """Say that the handler knows of the leave."""
+    note("noticed", name, reason=_reason(token))
+
+
+async def work(exchange: Answering) -> bytes | None:
     """Do what the path says. Returns the body of an answer that is sent as a whole."""
     kind, name = exchange.path.split("/")[-2:]
     if kind in ("quick", "zombie"):
-        _note(kind, name)
+        note(kind, name)
         asyncio.get_running_loop().call_later(WORK_BEHIND, _settle, name, exchange.token)
         return QUICK
-    _note("started", name)
+    note("started", name)
     try:
         await _answer(exchange, kind, name)
-    except BaseException as error:
-        _note("noticed", name, reason=_reason(exchange.token), by=type(error).__name__)
+    except BaseException:
+        told(name, exchange.token)
         raise
-    _note("done", name)
+    note("done", name)
     return QUICK if kind == "wait" else None
 
 
 async def chunks(name: str, token: CancelToken) -> AsyncIterator[bytes]:
     """The work of ``/stream/NAME`` for frameworks that iterate over a stream."""
-    _note("started", name)
+    note("started", name)
     try:
         yield CHUNK
-        _note("ready", name)
+        note("ready", name)
         await asyncio.sleep(WORK)
         yield CHUNK
-    except BaseException as error:
-        _note("noticed", name, reason=_reason(token), by=type(error).__name__)
+    except BaseException:
+        told(name, token)
         raise
-    _note("done", name)
+    note("done", name)
 
 
 def _settle(name: str, token: CancelToken) -> None:
-    _note("settled", name, reason=_reason(token))
+    note("settled", name, reason=_reason(token))
 
 
 def _reason(token: CancelToken) -> str:
     return token.reason.name if token.reason else ""
 
 
-async def _answer(exchange: Exchange, kind: str, name: str) -> None:
+async def _answer(exchange: Answering, kind: str, name: str) -> None:
     if kind == "half":
         await exchange.begin(length=2 * len(HALF))
         await exchange.write(HALF)
@@ -101,7 +106,7 @@ async def _answer(exchange: Exchange, kind: str, name: str) -> None:
         await exchange.end()
         await asyncio.sleep(WORK_BEHIND)
         return
-    _note("ready", name)
+    note("ready", name)
     if kind == "flood":
         await exchange.write(_FLOOD)
         await exchange.write(CHUNK)

@@ -29,6 +29,7 @@ SERVERS: dict[str, str] = {
     "uvicorn-h11": "uvicorn {app} --fd {fd} --http h11 --loop uvloop",
     "ours": "uvicorn {app} --fd {fd} --http disconnect_watch.adapters.uvicorn:HttpTools",
     "ours-h11": "uvicorn {app} --fd {fd} --http disconnect_watch.adapters.uvicorn:H11",
+    "ours-unblind": "uvicorn {app} --fd {fd} --http tests.servers.unblind:HttpTools",
     "hypercorn": "hypercorn {app} --bind fd://{fd} --worker-class asyncio",
     "hypercorn-uvloop": "hypercorn {app} --bind fd://{fd} --worker-class uvloop",
     "granian": "granian {app} --interface asgi --host 127.0.0.1 --port {port} --no-ws",

@@ -26,13 +26,11 @@ from tests.support.tls import server_context
 CHUNK = b"data: 1\n\n"
 
 
-class Exchange(Protocol):
-    """One request, and the response to it."""
+class Answering(Protocol):
+    """One request, as who answers it without a look at its body sees it."""
 
     path: str
     token: CancelToken
-
-    async def read(self) -> bytes: ...
 
     async def begin(self, *, length: int | None = None) -> None:
         """Send the head, of a body of so many bytes or of any number."""
@@ -40,6 +38,12 @@ class Exchange(Protocol):
     async def write(self, data: bytes) -> None: ...
 
     async def end(self) -> None: ...
+
+
+class Exchange(Answering, Protocol):
+    """One request, and the response to it."""
+
+    async def read(self) -> bytes: ...
 
 
 @dataclass
