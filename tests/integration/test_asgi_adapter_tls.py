@@ -39,3 +39,9 @@ def test_the_generator_of_a_stream_is_closed(server: Served) -> None:
         client.post("/plain/stream/streamed")
         client.read_until(b"chunk")
     server.wait_for("ended", "streamed")
+
+
+def test_nothing_is_logged_as_an_error(server: Served) -> None:
+    """The last test of a server: a transport that closed itself is not closed once more."""
+    for word in ("Traceback", "ERROR", "Exception"):
+        assert word not in server.log
