@@ -169,7 +169,11 @@ async def _run(
         # It may be of another connection, such as the handler's own upstream.
         if block.token.reason not in LEAVES:
             raise
-    hang_up(transport, block.reason)
+    finally:
+        # Also where the handler made an answer or an error of its own of the cancel:
+        # a request behind it may be of a route that is not watched.
+        if block.reason in LEAVES:
+            hang_up(transport, block.reason)
     return _left()
 
 

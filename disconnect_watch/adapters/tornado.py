@@ -159,7 +159,7 @@ def _watched(method: Method, watch: Watching, watcher: Watcher | None) -> Method
         handle = functools.partial(method, handler, *args, **kwargs)
         connection = handler.request.connection
         if isinstance(connection, HTTP1Connection):
-            await _run(handler, connection.stream, handle, watch, watcher)
+            await _run(handler, connection, handle, watch, watcher)
         else:
             setattr(handler, _TOKEN, CancelToken())
             await _awaited(handle())
@@ -169,11 +169,12 @@ def _watched(method: Method, watch: Watching, watcher: Watcher | None) -> Method
 
 async def _run(
     handler: RequestHandler,
-    stream: IOStream,
+    connection: HTTP1Connection,
     handle: Callable[[], Any],
     watch: Watching,
     watcher: Watcher | None,
 ) -> None:
+    stream = connection.stream
     if not stream.closed():
         _attach(stream, watcher)
         block = watch(stream.socket.fileno())
@@ -188,10 +189,34 @@ async def _run(
             # It may be of another connection, such as the handler's own upstream.
             if block.token.reason not in LEAVES:
                 raise
-    stream.close()
+        finally:
+            # Also where the handler made an answer or an error of its own of the cancel.
+            if block.reason in LEAVES:
+                _begin_no_more(handler, connection, stream)
+    else:
+        _begin_no_more(handler, connection, stream)
     await asyncio.sleep(0)  # on_connection_close() is due; to finish would be to call it off
     handler.set_status(499, "Client Closed Request")
     raise Finish
+
+
+def _begin_no_more(handler: RequestHandler, connection: HTTP1Connection, stream: IOStream) -> None:
+    """Close the connection, and serve nothing that is in its buffer.
+
+    Tornado would: it looks for a further request before it looks whether the stream is
+    closed. A connection whose stream was taken away ends with the request that it serves.
+    """
+    stream.close()
+    if handler._finished:
+        connection.detach()
+        return
+    on_finish = handler.on_finish
+
+    def end_and_tell() -> None:
+        connection.detach()
+        on_finish()
+
+    vars(handler)["on_finish"] = end_and_tell
 
 
 async def _awaited(result: Any) -> None:
