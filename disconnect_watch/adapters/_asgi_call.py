@@ -316,8 +316,10 @@ class WatchedCall(Block):
         transport = self._transport
         is_shared = self._scope["http_version"] not in ("1.0", "1.1")
         if transport is not None and not is_shared:
-            if transport.get_write_buffer_size():
-                transport.abort()  # what waits there may wait for ever
+            # What waits to be written may wait for ever. And asyncio's TLS transport forgets
+            # its protocol at a second close, after which the server's write fails.
+            if transport.is_closing() or transport.get_write_buffer_size():
+                transport.abort()
             else:
                 transport.close()
         if self._head is None:

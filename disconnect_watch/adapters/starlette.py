@@ -152,7 +152,12 @@ class _Watching:
             state[CALL_KEY] = False
         if call.left is not None:
             call.log()
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+            # Else a server goes on to what waits behind it, on a socket that it closes.
+            is_shared = request.scope["http_version"] not in ("1.0", "1.1")
+            return Response(
+                status_code=CLIENT_CLOSED_REQUEST,
+                headers=None if is_shared else {"connection": "close"},
+            )
         if isinstance(answer, Response) and hasattr(answer, "body_iterator"):
             _watch_sending(answer, self, call.inbox)
         return answer
