@@ -3,6 +3,7 @@
 Needs the ``engine`` extra (torch, safetensors, tokenizers).
 """
 
+from disconnect_watch.engine.chat import ChatTemplate
 from disconnect_watch.engine.config import EngineConfig
 from disconnect_watch.engine.engine import DEFAULT_MODEL, Engine
 from disconnect_watch.engine.errors import (
@@ -23,6 +24,7 @@ from disconnect_watch.engine.thread import EngineThread
 __all__ = [
     "DEFAULT_MODEL",
     "AbortResult",
+    "ChatTemplate",
     "CheckpointError",
     "DuplicateRequestError",
     "Engine",

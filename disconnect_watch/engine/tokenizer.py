@@ -57,8 +57,12 @@ class Tokenizer:
         tokenizer.no_padding()
         return cls(tokenizer)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Turn text into token ids, with those that the model wants around a prompt.
+
+        Args:
+            text: the prompt.
+            add_special_tokens: False for the prompt of a chat, which its template has put them in.
 
         Raises:
             ValueError: the text holds half of a surrogate pair, which no UTF-8 can express.
@@ -69,7 +73,7 @@ class Tokenizer:
             raise ValueError(
                 f"prompt has a lone surrogate at index {error.start}, send valid unicode"
             ) from error
-        return self._tokenizer.encode(text).ids
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
     def bytes_of(self, token_id: int) -> bytes:
         """Return what a token adds to the text; nothing for special and for unknown ones.
