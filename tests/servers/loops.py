@@ -7,35 +7,29 @@ import argparse
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from importlib import import_module
 
-from tests.servers.protocol_app import protocol_app
-from tests.servers.streams_app import streams_app
 from tests.servers.work import work
-from tests.support.aiohttp_app import aiohttp_app
-from tests.support.sanic_app import sanic_app
 from tests.support.tls import server_context
-from tests.support.tornado_app import tornado_app
 
-FRAMEWORKS: dict[str, Callable[..., AbstractAsyncContextManager[None]]] = {
-    "aiohttp": aiohttp_app,
-    "protocol": protocol_app,
-    "sanic": sanic_app,
-    "tornado": tornado_app,
+#: By name: the module, which has a function of that name and "_app". Each process loads one.
+MODULES = {
+    "aiohttp": "tests.support.aiohttp_app",
+    "protocol": "tests.servers.protocol_app",
+    "sanic": "tests.support.sanic_app",
+    "streams": "tests.servers.streams_app",
+    "tornado": "tests.support.tornado_app",
 }
 
 
 async def serve(name: str, fds: dict[str, int], *, is_tls: bool) -> None:
+    start = getattr(import_module(MODULES[name]), f"{name}_app")
     tls = server_context() if is_tls else None
     async with contextlib.AsyncExitStack() as stack:
         for mode, fd in fds.items():
             sock = socket.socket(fileno=fd)
-            server = (
-                streams_app(work, sock, tls, mode=mode)
-                if name == "streams"
-                else FRAMEWORKS[name](work, sock, tls, is_watched=mode != "own")
-            )
+            options = {"mode": mode} if name == "streams" else {"is_watched": mode != "own"}
+            server = start(work, sock, tls, **options)
             await stack.enter_async_context(server)
         await asyncio.get_running_loop().create_future()
 
