@@ -18,7 +18,7 @@ FORMATTED := $(wildcard tests/native/*.cpp \
 STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
 	-Wstrict-prototypes -Wmissing-prototypes -Werror -Idisconnect_watch/include
 
-.PHONY: serve test test-py test-all test-c test-programs matrix matrix-proxies matrix-clients matrix-servers stress-core sanitize tsan valgrind fuzz mutants \
+.PHONY: serve test test-py test-all test-c test-programs matrix matrix-proxies matrix-clients matrix-servers stress-core stress-engine sanitize tsan valgrind fuzz mutants \
 	lint types fmt build dev bench bench-quick gpu test-core test-pythons wheel ci clean
 
 serve: $(VENV)/.serve
@@ -58,6 +58,10 @@ test-programs:
 # The races, 100,000 times each; seeded.
 stress-core: $(VENV)/.dev
 	$(BIN)/python -m tests.stress
+
+# A million random operations on the step loop of the engine; seeded.
+stress-engine: $(VENV)/.dev
+	$(BIN)/python -m tests.stress.engine
 
 test-c:
 	$(MAKE) -C tests/c run SAN=none

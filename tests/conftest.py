@@ -31,6 +31,7 @@ BEYOND_THE_CORE = [
     "integration/test_testing_doc.py",
     "integration/test_readme_servers.py",
     "kernels",
+    "machines/test_core_machine.py",
     "machines/test_engine_machine.py",
     "machines/test_pool_machine.py",
     "machines/test_scheduler_machine.py",

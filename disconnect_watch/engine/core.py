@@ -254,10 +254,10 @@ class EngineCore:
             At most one output a live request, and the outcomes of requests that were aborted
             since the step before; empty if there was nothing to do.
         """
+        self._pool.ack(self._runner.acked_step)
         if not self.has_work:
             return []
         self._num_steps += 1
-        self._pool.ack(self._runner.acked_step)
         self._abort_cancelled()
         schedule = self._scheduler.schedule()
         for request, blocks in schedule.preempted:
