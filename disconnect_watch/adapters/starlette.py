@@ -107,6 +107,7 @@ def cancel_on_disconnect(
         watcher: None for the process-wide one.
 
     Raises:
+        TypeError: the route is a generator, which FastAPI sends itself.
         ValueError: an option has a value that is none of these.
     """
     watching = _Watching(policy(vanish_after=vanish_after, on_disconnect=on_disconnect), watcher)
@@ -124,7 +125,12 @@ class _Watching:
         return watched_call(scope, receive, send, policy=self.policy, watcher=self.watcher)
 
     def decorate(self, route: Route) -> Route:
-        work = route if inspect.iscoroutinefunction(route) else _in_thread(route)
+        if inspect.isasyncgenfunction(route) or inspect.isgeneratorfunction(route):
+            raise TypeError(
+                f"watch the route {route!r}: it is a generator, which FastAPI sends itself; "
+                "wrap the application in CancelOnDisconnect, or return a StreamingResponse"
+            )
+        work = route if _is_async(route) else _in_thread(route)
 
         @functools.wraps(route)
         async def watched(*args: Any, **kwargs: Any) -> Any:
@@ -202,6 +208,12 @@ def _watch_sending(response: Any, watching: _Watching, inbox: Inbox | None) -> N
     response.__class__ = _watched_kinds[kind]
 
 
+def _is_async(route: Callable[..., Any]) -> bool:
+    """Whether a route is a coroutine function, or an object that is called like one."""
+    is_async = inspect.iscoroutinefunction
+    return is_async(route) or is_async(getattr(route, "__call__", None))  # noqa: B004
+
+
 def _in_thread(route: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
     async def run(*args: Any, **kwargs: Any) -> Any:
         return await run_in_threadpool(route, *args, **kwargs)
@@ -218,7 +230,7 @@ def _request_among(*values: Any) -> Request:
 
 def _with_request(route: Callable[..., Any]) -> inspect.Signature:
     """The signature of a route with a parameter more, for FastAPI to fill in."""
-    signature = inspect.signature(route, eval_str=True)
+    signature = _signature(route)
     parameters = list(signature.parameters.values())
     if any(parameter.annotation is Request for parameter in parameters):
         return signature
@@ -226,3 +238,29 @@ def _with_request(route: Callable[..., Any]) -> inspect.Signature:
     has_rest = bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
     parameters.insert(len(parameters) - has_rest, own)
     return signature.replace(parameters=parameters)
+
+
+def _signature(route: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a route, whose annotations FastAPI cannot evaluate any more.
+
+    A name that only type checkers import stays a string. Starlette asks for none.
+    """
+    try:
+        return inspect.signature(route, eval_str=True)
+    except NameError:
+        signature = inspect.signature(route)
+    names = getattr(inspect.unwrap(route), "__globals__", {})
+
+    def evaluated(annotation: Any) -> Any:
+        try:
+            return eval(annotation, names) if isinstance(annotation, str) else annotation
+        except NameError:
+            return annotation
+
+    return signature.replace(
+        parameters=[
+            parameter.replace(annotation=evaluated(parameter.annotation))
+            for parameter in signature.parameters.values()
+        ],
+        return_annotation=evaluated(signature.return_annotation),
+    )
