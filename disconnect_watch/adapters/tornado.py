@@ -25,6 +25,7 @@ What is used of Tornado beyond its documented surface (6.6, held by
 """
 
 import asyncio
+import contextlib
 import functools
 import ssl
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from inspect import isawaitable
 from typing import Any, cast, overload
 
 from tornado.http1connection import HTTP1Connection
-from tornado.iostream import IOStream
+from tornado.iostream import IOStream, StreamClosedError
 from tornado.web import Application, Finish, RequestHandler
 
 from disconnect_watch.adapters import LEAVES
@@ -159,7 +160,7 @@ def _watched(method: Method, watch: Watching, watcher: Watcher | None) -> Method
         handle = functools.partial(method, handler, *args, **kwargs)
         connection = handler.request.connection
         if isinstance(connection, HTTP1Connection):
-            await _run(handler, connection, handle, watch, watcher)
+            await _run(handler, connection.stream, handle, watch, watcher)
         else:
             setattr(handler, _TOKEN, CancelToken())
             await _awaited(handle())
@@ -169,12 +170,11 @@ def _watched(method: Method, watch: Watching, watcher: Watcher | None) -> Method
 
 async def _run(
     handler: RequestHandler,
-    connection: HTTP1Connection,
+    stream: IOStream,
     handle: Callable[[], Any],
     watch: Watching,
     watcher: Watcher | None,
 ) -> None:
-    stream = connection.stream
     if not stream.closed():
         _attach(stream, watcher)
         block = watch(stream.socket.fileno())
@@ -192,31 +192,23 @@ async def _run(
         finally:
             # Also where the handler made an answer or an error of its own of the cancel.
             if block.reason in LEAVES:
-                _begin_no_more(handler, connection, stream)
+                _begin_no_more(stream)
     else:
-        _begin_no_more(handler, connection, stream)
+        _begin_no_more(stream)
     await asyncio.sleep(0)  # on_connection_close() is due; to finish would be to call it off
     handler.set_status(499, "Client Closed Request")
     raise Finish
 
 
-def _begin_no_more(handler: RequestHandler, connection: HTTP1Connection, stream: IOStream) -> None:
-    """Close the connection, and serve nothing that is in its buffer.
-
-    Tornado would: it looks for a further request before it looks whether the stream is
-    closed. A connection whose stream was taken away ends with the request that it serves.
-    """
+def _begin_no_more(stream: IOStream) -> None:
+    """Close a stream, and take what is in its buffer, which Tornado would serve all the same."""
     stream.close()
-    if handler._finished:
-        connection.detach()
-        return
-    on_finish = handler.on_finish
+    _take_buffer(stream)
 
-    def end_and_tell() -> None:
-        connection.detach()
-        on_finish()
 
-    vars(handler)["on_finish"] = end_and_tell
+def _take_buffer(stream: IOStream) -> None:
+    with contextlib.suppress(StreamClosedError):  # nothing was
+        stream.read_bytes(stream.max_buffer_size, partial=True)
 
 
 async def _awaited(result: Any) -> None:
@@ -257,7 +249,12 @@ def _attach(stream: IOStream, watcher: Watcher | None) -> None:
         reason = is_gone(fd) or (Reason.FIN if is_read else None)
         if error is None and reason is not None:
             connection.mailbox.lost(connection.conn, reason)
+        is_watched = bool(connection._blocks)
         connection.ended(error)
         close_fd()
+        if is_watched:
+            # A handler still runs, perhaps for its grace, and Tornado goes on without it: to
+            # the next request in the buffer, a turn or two of the loop from now.
+            asyncio.get_running_loop().call_soon(_take_buffer, stream)
 
     attributes["close_fd"] = tell_and_close_fd

@@ -193,6 +193,47 @@ def test_nothing_is_begun_for_a_client_that_left_before(
     assert not caplog.messages
 
 
+@pytest.mark.parametrize("does_answer", [True, False], ids=["answer", "error"])
+def test_the_connection_closes_though_the_cancel_became_an_answer_or_an_error(
+    run: LoopRunner, does_answer: bool
+) -> None:
+    # Behind it requests may wait whose routes are not watched.
+    is_closing: list[bool] = []
+    begun = asyncio.Event()
+
+    @cancel_on_disconnect
+    async def handle(request: web.Request) -> web.StreamResponse:
+        begun.set()
+        try:
+            await forever()
+        except asyncio.CancelledError:
+            if not does_answer:
+                raise web.HTTPBadGateway from None
+        return web.Response()
+
+    @web.middleware
+    async def look(request: web.Request, handler: Handler) -> web.StreamResponse:
+        transport = request.transport
+        assert transport is not None
+        transport.pause_reading()  # aiohttp finds out nothing
+        try:
+            return await handler(request)
+        finally:
+            is_closing.append(transport.is_closing())
+
+    async def main() -> None:
+        app = web.Application(middlewares=[look])
+        app.router.add_post("/", handle)
+        async with served(app) as port:
+            client = await dial(port)
+            await begun.wait()
+            client.sock.close()
+            await until(lambda: is_closing)
+        assert is_closing == [True]
+
+    run(main)
+
+
 def test_a_handler_whose_last_write_waits_for_its_client_is_still_watched(run: LoopRunner) -> None:
     ends: list[str] = []
 

@@ -13,7 +13,7 @@ from tornado.web import Application, RequestHandler
 from tornado.websocket import WebSocketHandler, websocket_connect
 
 from disconnect_watch import grace, is_gone
-from disconnect_watch.adapters.tornado import client_token, setup
+from disconnect_watch.adapters.tornado import cancel_on_disconnect, client_token, setup
 from disconnect_watch.aio._policy import OnDisconnect
 from disconnect_watch.ports import bind
 from disconnect_watch.watcher import default_watcher
@@ -122,6 +122,49 @@ def test_nothing_is_begun_for_a_client_that_left_before(
             await until(lambda: caplog.messages)
         assert caplog.messages[0].startswith("499")
         assert begun == ["prepare"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "swallows", "finishes", "fails", "grace"])
+def test_requests_behind_a_cancelled_one_never_start_though_they_are_not_watched(
+    run: LoopRunner, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    begun: list[str] = []
+    caplog.set_level(logging.INFO)
+
+    class Infer(RequestHandler):
+        @cancel_on_disconnect(on_disconnect=grace(0.05) if how == "grace" else "cancel")
+        async def post(self) -> None:
+            begun.append("infer")
+            try:
+                await forever()
+            except asyncio.CancelledError:
+                if how == "finishes":
+                    self.finish("nobody reads it")
+                elif how == "fails":
+                    raise ZeroDivisionError from None
+                elif how != "swallows":
+                    raise
+
+    class Other(RequestHandler):
+        def prepare(self) -> None:
+            begun.append("prepare")
+
+        def post(self) -> None:
+            begun.append("post")
+
+    async def main() -> None:
+        async with served(Application([("/infer", Infer), ("/other", Other)])) as port:
+            client = await dial(port, "/infer")
+            await until(lambda: begun)
+            for _ in range(40):
+                client.post("/other")
+            client.sock.close()
+            await until(lambda: caplog.messages)
+            for _ in range(10):
+                await asyncio.sleep(0)
+        assert begun == ["infer"]
 
     run(main)
 
