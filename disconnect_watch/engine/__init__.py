@@ -5,6 +5,7 @@ Needs the ``engine`` extra (torch, safetensors, tokenizers).
 
 from disconnect_watch.engine.chat import ChatTemplate
 from disconnect_watch.engine.config import EngineConfig
+from disconnect_watch.engine.embedder import Embedder
 from disconnect_watch.engine.engine import DEFAULT_MODEL, Engine
 from disconnect_watch.engine.errors import (
     CheckpointError,
@@ -27,6 +28,7 @@ __all__ = [
     "ChatTemplate",
     "CheckpointError",
     "DuplicateRequestError",
+    "Embedder",
     "Engine",
     "EngineClosedError",
     "EngineConfig",

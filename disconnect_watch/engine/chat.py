@@ -12,6 +12,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from disconnect_watch.engine.errors import CheckpointError
+from disconnect_watch.engine.json_file import read_object
 
 __all__ = ["ChatTemplate"]
 
@@ -59,7 +60,7 @@ class ChatTemplate:
             CheckpointError: there is none, or it is no template.
         """
         path = Path(path)
-        config = _read_object(path / "tokenizer_config.json")
+        config = _object_or_nothing(path / "tokenizer_config.json")
         templates = _templates_of(config.get("chat_template"))
         # Files count more than the entry, as they do for transformers.
         for name, file in _files(path):
@@ -68,7 +69,7 @@ class ChatTemplate:
             raise CheckpointError(
                 f"{path} has no chat template, give chat_template.jinja or send a plain prompt"
             )
-        named = {**_read_object(path / "special_tokens_map.json"), **config}
+        named = {**_object_or_nothing(path / "special_tokens_map.json"), **config}
         tokens = {name: _text_of(named[name]) for name in TOKENS if named.get(name)}
         return cls(templates, tokens=tokens)
 
@@ -176,13 +177,5 @@ def _text_of(token: Any) -> str:
     return str(token["content"] if isinstance(token, dict) else token)
 
 
-def _read_object(file: Path) -> dict[str, Any]:
-    if not file.exists():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{file} is no JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file} holds a {type(value).__name__}, not an object")
-    return value
+def _object_or_nothing(file: Path) -> dict[str, Any]:
+    return read_object(file) if file.exists() else {}

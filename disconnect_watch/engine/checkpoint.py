@@ -1,18 +1,18 @@
 """Weights on disk, in the layout of Hugging Face, to and from the fused names of the model."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from disconnect_watch.engine.errors import CheckpointError
 from disconnect_watch.engine.model import LlamaModel
 from disconnect_watch.engine.model_config import ModelConfig
 
-__all__ = ["load_model", "to_hugging_face"]
+__all__ = ["fill", "load_model", "to_hugging_face"]
 
 # Within one layer: our name, and theirs; several of theirs lie behind each other in ours.
 LAYER_PARTS = {
@@ -56,11 +56,41 @@ def load_model(path: str | Path, config: ModelConfig, *, dtype: torch.dtype) -> 
     """
     with torch.device("meta"):
         model = LlamaModel(config)
+    fill(
+        model,
+        path,
+        sources=lambda name, parameter: _sources(name, parameter, config),
+        is_spare=lambda name: _is_spare(name, config),
+        dtype=dtype,
+    )
+    return model
+
+
+def fill(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    sources: Callable[[str, Tensor], list[tuple[str, int]]],
+    is_spare: Callable[[str], bool],
+    dtype: torch.dtype,
+) -> None:
+    """Give a model on the meta device its weights, and put it in eval mode.
+
+    Args:
+        model: whose parameters are replaced.
+        path: of the directory.
+        sources: for one of our parameters their names, and how many of its rows each of them has.
+        is_spare: whether a tensor is known to be of no use.
+        dtype: what the weights are converted to.
+
+    Raises:
+        CheckpointError: as for ``load_model``.
+    """
     tensors = dict(_read_tensors(Path(path)))
     state: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         parts: list[Tensor] = []
-        for source, num_rows in _sources(name, parameter, config):
+        for source, num_rows in sources(name, parameter):
             if source not in tensors:
                 raise CheckpointError(f"{path} has no tensor {source}")
             expected = (num_rows, *parameter.shape[1:])
@@ -72,14 +102,14 @@ def load_model(path: str | Path, config: ModelConfig, *, dtype: torch.dtype) -> 
             # Each original is let go at once, so that never all weights are there twice.
             parts.append(tensors.pop(source).to(dtype))
         state[name] = torch.cat(parts)
-    unused = [name for name in tensors if not _is_spare(name, config)]
+    unused = [name for name in tensors if not is_spare(name)]
     if unused:
         raise CheckpointError(
             f"{path} has {len(unused)} tensors that the config gives no use for: "
             f"{', '.join(sorted(unused)[:3])}"
         )
     model.load_state_dict(state, assign=True)
-    return model.eval().requires_grad_(False)
+    model.eval().requires_grad_(False)
 
 
 def to_hugging_face(model: LlamaModel) -> dict[str, Tensor]:

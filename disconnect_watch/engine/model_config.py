@@ -1,6 +1,5 @@
 """What a model is, from the ``config.json`` of its directory."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any, Literal
 
 from disconnect_watch.engine.errors import CheckpointError
 from disconnect_watch.engine.families import COMMON, FAMILIES, HARMLESS, Family
+from disconnect_watch.engine.json_file import read_object
 from disconnect_watch.engine.rope_config import DynamicScaling, RopeConfig, YarnScaling
 
 __all__ = ["ModelConfig"]
@@ -83,12 +83,12 @@ class ModelConfig:
         Raises:
             CheckpointError: a file is missing, is no JSON, or asks for what is not supported.
         """
-        raw = _read_json(Path(path) / "config.json")
+        raw = read_object(Path(path) / "config.json")
         generation = Path(path) / "generation_config.json"
         if generation.exists():
             raw = {
                 **raw,
-                "eos_token_id": _read_json(generation).get("eos_token_id")
+                "eos_token_id": read_object(generation).get("eos_token_id")
                 or raw.get("eos_token_id"),
             }
         return cls.from_dict(raw)
@@ -160,18 +160,6 @@ def _refuse_unknown(raw: Mapping[str, Any], family: Family) -> None:
                 f"config.json has {name!r}, which is not known for "
                 f"{raw['architectures'][0]}; remove it if the scores do not depend on it"
             )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} does not exist, give a Hugging Face model dir") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is no JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds a {type(value).__name__}, not an object")
-    return value
 
 
 def _max_length(length: int, rope: RopeConfig) -> int:
