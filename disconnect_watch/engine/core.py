@@ -193,7 +193,10 @@ class EngineCore:
         )
 
     def abort(self, request_id: str) -> AbortResult:
-        """Cancel a request now; when this returns, its blocks are free.
+        """Cancel a request now; when this returns, it has given up its blocks.
+
+        They are free then, or as soon as the runner acknowledges the last step that had them;
+        one that returns when its forward has ended has done so already.
 
         Its outcome also comes out of the next ``step``, before anything of another request that
         may have taken the id by then. Any id is fine, known or not.

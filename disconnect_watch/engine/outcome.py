@@ -60,7 +60,7 @@ class Outcome:
         flag_at_ns: the cause of the cancel was seen, as the token tells it.
         seen_at_ns: the engine read the flag.
         dropped_at_ns: the request was out of queue and batch.
-        freed_at_ns: its blocks could be given to others.
+        freed_at_ns: its blocks were given up.
         num_blocks_freed: how many those were; blocks that others share are not among them.
         error: of ``failed``: what went wrong.
     """
@@ -116,7 +116,7 @@ class AbortResult:
     Attributes:
         outcome: ``cancelled`` is told to one caller only, the first.
         phase: what the request was doing; None if it had not to be cancelled.
-        num_blocks_freed: KV blocks that others can use now.
+        num_blocks_freed: KV blocks that nobody holds any more.
         latency_ns: from the abort to the free blocks.
     """
 

@@ -136,8 +136,8 @@ class Scheduler:
         """Note that a row was computed; its full blocks can be found from now on."""
         request = row.request
         request.num_computed_tokens = row.stop
-        if self._enable_prefix_caching:
-            num_full = row.stop // self._pool.block_size
+        num_full = row.stop // self._pool.block_size
+        if self._enable_prefix_caching and num_full > row.start // self._pool.block_size:
             self._hash(request)
             self._pool.publish(request.key, request.block_hashes[:num_full])
 

@@ -160,6 +160,40 @@ def test_one_step_crosses_to_a_loop_in_one_call(run: LoopRunner) -> None:
     run(main)
 
 
+def test_priority_and_time_reach_the_engine(run: LoopRunner) -> None:
+    async def main() -> None:
+        with serving() as (thread, told):
+            late = await collect(
+                thread.generate("late", PROMPT, params(9), priority=2, time_limit=0)
+            )
+            assert late[-1].outcome == told.of("late")
+            assert told.of("late").reason is Reason.DEADLINE
+            stream = await thread.submit("b", PROMPT, params(2), priority=2, time_limit=60)
+            assert (stream.request.priority, stream.request.deadline_ns is None) == (2, False)
+            assert (await collect(stream))[-1].outcome == told.of("b")
+
+    run(main)
+
+
+def test_several_answers_come_in_one_stream_and_leave_with_it(run: LoopRunner) -> None:
+    async def main() -> None:
+        with serving() as (thread, told):
+            several = SamplingParams(max_tokens=6, ignore_eos=True, n=3)
+            outputs = await collect(thread.generate("a", PROMPT, several))
+            for index in range(3):
+                answer = [output for output in outputs if output.index == index]
+                assert tokens_of(answer) == dense_greedy(tiny_model(), PROMPT, 6)
+            generator = thread.generate("b", PROMPT, several)
+            async for output in generator:
+                if output.index == 0 and output.finish_reason is not None:
+                    break
+            await generator.aclose()
+            await until(lambda: len(told.outcomes) == 2)
+            assert (await thread.abort("b")).outcome in ("already_cancelled", "already_finished")
+
+    run(main)
+
+
 def test_closing_a_stream_aborts_its_request(run: LoopRunner) -> None:
     async def main() -> None:
         with serving() as (thread, told):
