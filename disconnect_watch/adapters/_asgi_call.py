@@ -273,7 +273,17 @@ class WatchedCall(Block):
             self._head = message
         elif not self._is_over and self._is_last(kind, message):
             self._disarm()
-        return _nothing() if self._is_cut else self._send(message)
+        return self._send_late(message) if self.token.cancelled else self._send(message)
+
+    async def _send_late(self, message: Message) -> None:
+        """Send for a client that left, which the loop may not know yet: mostly to nobody.
+
+        Whoever only ever waits for his client to read does not wait any more: without a
+        turn of the loop he could not be cancelled, and would keep the loop for good.
+        """
+        await asyncio.sleep(0)
+        if not self._is_cut:
+            await self._send(message)
 
     def _is_last(self, kind: str, message: Message) -> bool:
         """Whether the client has its whole answer with this message."""
@@ -428,6 +438,3 @@ class ProtocolCall(UvicornCall):
 
     async def answer_nobody(self) -> None:
         """The protocol closes."""
-
-
-async def _nothing() -> None: ...

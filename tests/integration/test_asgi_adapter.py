@@ -7,12 +7,13 @@ writes the application that it needs.
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import anyio
 import pytest
+from starlette.responses import StreamingResponse
 
 import disconnect_watch as dw
 import disconnect_watch.watcher
@@ -219,6 +220,23 @@ def test_an_application_that_listens_ends_in_its_own_way(protocol: Any) -> None:
     with watched(protocol, body) as (seen, client):
         leave(seen, client)
     assert notes == ["background"]
+
+
+def test_a_flood_that_only_waits_for_its_reader_keeps_no_loop_when_he_leaves(
+    protocol: Any,
+) -> None:
+    """It could be cancelled at no point, once what it sends goes nowhere."""
+    is_whole = threading.Event()
+
+    async def flood() -> AsyncIterator[bytes]:
+        for _ in range(50_000):
+            yield bytes(65536)
+        is_whole.set()
+
+    with watched(protocol, StreamingResponse(flood())) as (seen, client):
+        client.read_until(b"\r\n\r\n")
+        leave(seen, client)
+    assert not is_whole.is_set()
 
 
 def test_an_application_may_raise_that_its_client_left(
