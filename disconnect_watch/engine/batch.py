@@ -7,7 +7,7 @@ from torch import Tensor
 
 from disconnect_watch.engine.attention import DecodeGroup, PagedAttention, PrefillRow
 from disconnect_watch.engine.kv_cache import KVCache
-from disconnect_watch.engine.scheduler import ScheduledRow
+from disconnect_watch.engine.schedule import ScheduledRow
 
 __all__ = ["PackedBatch"]
 

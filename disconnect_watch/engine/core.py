@@ -19,7 +19,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from disconnect_watch.engine.block_pool import BlockEntry, BlockPool
 from disconnect_watch.engine.config import EngineConfig
@@ -28,48 +28,14 @@ from disconnect_watch.engine.outcome import AbortResult, Outcome, RequestOutput,
 from disconnect_watch.engine.records import EngineStats, StepNotes, StepRecord
 from disconnect_watch.engine.registry import RequestRegistry
 from disconnect_watch.engine.request import Request
-from disconnect_watch.engine.scheduler import ScheduledRow, Scheduler
+from disconnect_watch.engine.schedule import Runner, ScheduledRow
+from disconnect_watch.engine.scheduler import Scheduler
 from disconnect_watch.engine.tokenizer import Tokenizer
 from disconnect_watch.token import Reason
 
-__all__ = ["EngineCore", "LayerCheck", "Runner"]
+__all__ = ["EngineCore"]
 
 logger = logging.getLogger(__name__)
-
-#: Given the index of the layer about to run and the rows in the batch, returns those that are
-#: dead. They leave the batch before that layer; if none stays, the forward ends.
-LayerCheck = Callable[[int, Sequence[ScheduledRow]], Sequence[ScheduledRow]]
-
-
-class Runner(Protocol):
-    """What computes the rows of a step.
-
-    Attributes:
-        layer_tokens: tokens that each layer computed since the list was cleared, in order.
-    """
-
-    layer_tokens: list[int]
-
-    @property
-    def acked_step(self) -> int:
-        """The last step of which nothing runs any more, nor of any before it."""
-
-    def run(
-        self, rows: Sequence[ScheduledRow], *, step: int, layer_check: LayerCheck
-    ) -> dict[str, Sampled | Exception]:
-        """Compute the rows' tokens, and sample from those rows that reach their last one.
-
-        A step that failed may be run again in parts.
-
-        Args:
-            rows: at least one.
-            step: number of the step, which never falls.
-            layer_check: called before each layer.
-
-        Returns:
-            The next token by request id, for rows that were sampled and not dropped; an error
-            where there is none to be had.
-        """
 
 
 class EngineCore:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from disconnect_watch.engine.batch import PackedBatch
-from disconnect_watch.engine.core import LayerCheck
 from disconnect_watch.engine.kv_cache import KVCache
 from disconnect_watch.engine.logprobs import token_logprobs
 from disconnect_watch.engine.model import LlamaModel
@@ -14,7 +13,7 @@ from disconnect_watch.engine.outcome import Sampled, TokenLogprobs
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.rotary import Rotary
 from disconnect_watch.engine.sampler import sample
-from disconnect_watch.engine.scheduler import ScheduledRow
+from disconnect_watch.engine.schedule import LayerCheck, ScheduledRow
 
 __all__ = ["ModelRunner"]
 
@@ -40,14 +39,14 @@ class ModelRunner:
 
     @property
     def acked_step(self) -> int:
-        """See ``core.Runner``: what has returned touches nothing any more."""
+        """See ``schedule.Runner``: what has returned touches nothing any more."""
         return self._acked_step
 
     @torch.inference_mode()
     def run(
         self, rows: Sequence[ScheduledRow], *, step: int, layer_check: LayerCheck
     ) -> dict[str, Sampled | Exception]:
-        """See ``core.Runner``; a row whose scores are not finite gets an error.
+        """See ``schedule.Runner``; a row whose scores are not finite gets an error.
 
         Keys and values of a row go to its own slots only, so running a row again, alone or in
         other company, repeats the same writes.

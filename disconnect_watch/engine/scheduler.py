@@ -20,53 +20,14 @@ long prompt slows nobody's stream down to its own pace; the prefill gets the res
 
 from bisect import insort
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from disconnect_watch.engine.block_pool import BlockPool
-from disconnect_watch.engine.outcome import Phase
 from disconnect_watch.engine.prefix_cache import extend_hashes
 from disconnect_watch.engine.request import Request
+from disconnect_watch.engine.schedule import Schedule, ScheduledRow
 from disconnect_watch.engine.waiting import WaitingQueue
 
-__all__ = ["Schedule", "ScheduledRow", "Scheduler"]
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledRow:
-    """One request's share of a step: its tokens in the half-open range [start, stop).
-
-    Attributes:
-        phase: prefill or decode, as it was when the step was scheduled.
-        block_ids: where its keys and values lie, in the order of its tokens.
-    """
-
-    request: Request
-    start: int
-    stop: int
-    phase: Phase
-    block_ids: list[int]
-
-    @property
-    def num_tokens(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def is_sampled(self) -> bool:
-        """Whether the step reaches the last known token, and so yields the next one."""
-        return self.stop == len(self.request.token_ids)
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """The plan of one step.
-
-    Attributes:
-        rows: who takes part, in the order above.
-        preempted: who was sent back to the queue to make room, and the blocks that freed.
-    """
-
-    rows: list[ScheduledRow]
-    preempted: list[tuple[Request, list[int]]]
+__all__ = ["Scheduler"]
 
 
 class Scheduler:

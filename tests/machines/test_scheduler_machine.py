@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from disconnect_watch.engine.block_pool import BlockPool
 from disconnect_watch.engine.params import SamplingParams
 from disconnect_watch.engine.request import Request
-from disconnect_watch.engine.scheduler import ScheduledRow, Scheduler
+from disconnect_watch.engine.schedule import ScheduledRow
+from disconnect_watch.engine.scheduler import Scheduler
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 24

@@ -7,9 +7,8 @@ as those of a device do.
 
 from collections.abc import Sequence
 
-from disconnect_watch.engine.core import LayerCheck
 from disconnect_watch.engine.outcome import Sampled
-from disconnect_watch.engine.scheduler import ScheduledRow
+from disconnect_watch.engine.schedule import LayerCheck, ScheduledRow
 
 __all__ = ["NUM_LAYERS", "ModelRunner", "next_token"]
 
@@ -26,7 +25,7 @@ class ModelRunner:
     """See the head of this file.
 
     Attributes:
-        layer_tokens: as ``core.Runner`` says.
+        layer_tokens: as ``schedule.Runner`` says.
         lag: how many steps the acknowledgement stays behind the last step.
         poisoned: seeds whose second token can't be computed.
     """

@@ -6,7 +6,7 @@ from disconnect_watch.engine.batch import PackedBatch
 from disconnect_watch.engine.kv_cache import KVCache
 from disconnect_watch.engine.params import SamplingParams
 from disconnect_watch.engine.request import Request
-from disconnect_watch.engine.scheduler import ScheduledRow
+from disconnect_watch.engine.schedule import ScheduledRow
 from tests.support.engine import tiny_model
 
 CACHE = KVCache(tiny_model().config, num_blocks=64, block_size=4, dtype=torch.float32)

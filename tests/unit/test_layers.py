@@ -87,7 +87,17 @@ def test_module_imports_only_layers_below_its_own(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["core", "scheduler", "block_pool", "prefix_cache", "registry", "request", "waiting"]
+    "name",
+    [
+        "core",
+        "scheduler",
+        "block_pool",
+        "prefix_cache",
+        "registry",
+        "request",
+        "schedule",
+        "waiting",
+    ],
 )
 def test_scheduler_knows_no_tensors(name: str) -> None:
     path = PACKAGE / "engine" / f"{name}.py"

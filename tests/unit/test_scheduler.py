@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from disconnect_watch.engine.block_pool import BlockPool
 from disconnect_watch.engine.params import SamplingParams
 from disconnect_watch.engine.request import Request
-from disconnect_watch.engine.scheduler import Schedule, Scheduler
+from disconnect_watch.engine.schedule import Schedule
+from disconnect_watch.engine.scheduler import Scheduler
 
 _ids = (f"r{number}" for number in itertools.count())
 
