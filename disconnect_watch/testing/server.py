@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -127,9 +128,22 @@ def serving(
         "timeout_graceful_shutdown": _GRACE,
         **config,
     }
-    server = uvicorn.Server(uvicorn.Config(app, **settings))
-    threaded = ThreadedServer(server, sock or bind("127.0.0.1", 0), make_loop=make_loop)
+    with _levels_kept():
+        server = uvicorn.Server(uvicorn.Config(app, **settings))
+        threaded = ThreadedServer(server, sock or bind("127.0.0.1", 0), make_loop=make_loop)
+        try:
+            yield threaded
+        finally:
+            threaded.stop()
+
+
+@contextlib.contextmanager
+def _levels_kept() -> Iterator[None]:
+    """A ``log_level`` sets the levels of uvicorn's loggers, for the rest of the process."""
+    loggers = [logging.getLogger(f"uvicorn.{name}") for name in ("error", "access", "asgi")]
+    levels = [logger.level for logger in loggers]
     try:
-        yield threaded
+        yield
     finally:
-        threaded.stop()
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -22,7 +22,6 @@ says what is around it, the rest what it does:
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import gc
 import json
@@ -61,42 +60,47 @@ def note(event: str, name: str, **more: Any) -> None:
 gates: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
 
-@contextlib.asynccontextmanager
-async def noted(name: str, token: CancelToken | None = None) -> AsyncIterator[None]:
-    """Say when a body of code begins, whether it was cancelled, and that its ``finally`` ran."""
-    note("started", name)
-    try:
-        yield
-    except asyncio.CancelledError:
-        note("cancelled", name, reason=token.reason if token else None)
-        raise
-    except GeneratorExit:
-        note("closed", name)
-        raise
-    finally:
-        note("ended", name)
+class Noted:
+    """Say when a body of code begins, whether it was cancelled, and that it ended.
+
+    No generator: one inside an async generator that is garbage may be finalized before it.
+    """
+
+    def __init__(self, name: str, token: CancelToken | None = None) -> None:
+        self._name = name
+        self._token = token
+
+    def __enter__(self) -> None:
+        note("started", self._name)
+
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        if exc_type is asyncio.CancelledError:
+            note("cancelled", self._name, reason=self._token.reason if self._token else None)
+        elif exc_type is GeneratorExit:
+            note("closed", self._name)
+        note("ended", self._name)
 
 
 async def wait(name: str, token: CancelToken | None = None) -> None:
-    async with noted(name, token):
+    with Noted(name, token):
         await asyncio.Event().wait()
 
 
 async def one_chunk(name: str) -> AsyncIterator[bytes]:
-    async with noted(name):
+    with Noted(name):
         yield b"chunk"
         await asyncio.Event().wait()
 
 
 async def chunks(name: str) -> AsyncIterator[bytes]:
-    async with noted(name):
+    with Noted(name):
         while True:
             yield bytes(1 << 16)
             await asyncio.sleep(0)
 
 
 async def late(name: str) -> None:
-    async with noted(name):
+    with Noted(name):
         await gates[name].wait()
 
 
@@ -137,7 +141,7 @@ def build(route: Decorator) -> FastAPI:
     @app.post("/hold/{name}")
     @route
     async def _hold(name: str, request: Request) -> Response:
-        async with noted(name):
+        with Noted(name):
             await gates[name].wait()
             return Response(await request.body())
 
