@@ -46,6 +46,9 @@ YARN = {
 }
 YARN_IN_FULL = {
     **YARN,
+    "factor": 2.0,
+    # Long enough that the blend begins and ends between two dimensions.
+    "original_max_position_embeddings": 128,
     "beta_fast": 16.0,
     "beta_slow": 2.0,
     "mscale": 0.7,
@@ -213,12 +216,25 @@ def test_paged_and_chunked_scores_are_the_plain_ones(
     assert tokens == expected.argmax(-1).tolist()
 
 
-def test_rows_of_different_lengths_get_what_each_gets_alone(reference: tuple[Any, Path]) -> None:
+def test_rows_of_different_lengths_get_what_each_gets_alone(
+    reference: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = make_engine(reference[1], max_num_batched_tokens=48, block_size=4, max_num_seqs=8)
     prompts = {str(length): PROMPT[-length:] for length in (6, 14, 20, 50, 60, 90)}
     for name, prompt in prompts.items():
         engine.add_request(prompt, SamplingParams(max_tokens=8), request_id=name)
+    sizes: list[int] = []
+    run = engine._runner.run
+
+    def spy(rows: Any, **options: Any) -> Any:
+        sizes.append(len(rows))
+        return run(rows, **options)
+
+    monkeypatch.setattr(engine._runner, "run", spy)
     outputs = run_to_end(engine)
+    # A step that failed would have been run again, row by row.
+    assert len(sizes) == engine.stats().num_steps
+    assert max(sizes) > 3
     length, model = engine.max_model_len, engine._runner._model
     for name, prompt in prompts.items():
         assert is_greedy(model, prompt, tokens_of(outputs[name]), length=length), name
