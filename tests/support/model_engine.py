@@ -232,8 +232,8 @@ class ModelEngine:
         outcome = output.outcome
         if output.token_ids:
             assert not aborted
-            # A token may only be told if the last answer's end, or nothing, came before the flag.
-            assert outcome is not None or not self._is_gone(client)
+            # Flags are set before a step or between its layers, so before a token is told.
+            assert not self._is_gone(client)
             client.answers.setdefault(output.index, []).extend(output.token_ids)
         if outcome is None:
             return
