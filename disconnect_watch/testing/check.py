@@ -108,16 +108,23 @@ def assert_cancels(
     Raises:
         NotCancelledError: which ways were not noticed, and what was seen. All are tried first.
         AssertionError: the work did not begin, or was cancelled before anybody left.
-        ValueError: a way that such a client cannot take, or a yes-or-no ``cancelled`` that
-            says yes already.
+        ValueError: a way that such a client cannot take, no way at all, no time, or a
+            yes-or-no ``cancelled`` that says yes already.
+        TypeError: a request that is no bytes.
         OSError: nobody listens there.
     """
     __tracebackhide__ = True
     target = target_of(server)
+    _check_request(request)
+    if within <= 0:
+        raise ValueError(f"within {within:g}: give the seconds that a cancel may take")
+    to_try = _in_order(ways, target)
+    if not to_try:
+        raise ValueError("ways: none is given, so nothing would be tried; leave it out for all")
     exchange = _Exchange(target, request, started, num_bytes, context, patience)
     noticed: dict[Way, float] = {}
     unnoticed: dict[Way, str] = {}
-    for way in _in_order(ways, target):
+    for way in to_try:
         before = _count_before(cancelled, way)
         with exchange.connect() as client:
             exchange.begin(client)
@@ -164,10 +171,12 @@ def assert_survives(
     Raises:
         AssertionError: no whole answer came, or not the right one.
         ValueError: a way that such a client cannot take.
+        TypeError: a request that is no bytes.
         OSError: nobody listens there.
     """
     __tracebackhide__ = True
     target = target_of(server)
+    _check_request(request)
     exchange = _Exchange(target, request, started, 0, context, within)
     with exchange.connect() as stays, contextlib.ExitStack() as others:
         exchange.begin(stays)
@@ -185,6 +194,13 @@ def assert_survives(
         if not (answer.status < 400 if is_right is None else is_right(answer)):
             raise AssertionError(f"{target.text} answered a client that stays by {answer!r}")
         return answer
+
+
+def _check_request(request: object) -> None:
+    if not isinstance(request, bytes | bytearray | memoryview):
+        raise TypeError(
+            f"request {request!r}: give bytes, such as http_request(method, path) makes"
+        )
 
 
 def _in_order(ways: Iterable[Way | str] | None, target: Target) -> list[Way]:

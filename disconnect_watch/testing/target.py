@@ -1,6 +1,7 @@
 """Where a server is: given as a URL, an address, a socket, or an object that has one."""
 
 import socket
+from asyncio.trsock import TransportSocket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -41,7 +42,7 @@ class Target:
     is_tls: bool = False
 
 
-Server = str | tuple[str, int] | socket.socket | HasUrl | HasSockets | Target
+Server = str | tuple[str, int] | socket.socket | TransportSocket | HasUrl | HasSockets | Target
 
 
 def target_of(server: Server) -> Target:
@@ -63,7 +64,7 @@ def target_of(server: Server) -> Target:
         return _of_url(server)
     if isinstance(server, tuple):
         return _of_host(f"{server[0]}:{server[1]}", server[0], server[1])
-    if isinstance(server, socket.socket):
+    if isinstance(server, socket.socket | TransportSocket):  # asyncio.Server shows the latter
         return _of_socket(server)
     if isinstance(url := getattr(server, "url", None), str):
         return _of_url(url)
@@ -94,7 +95,7 @@ def _of_host(text: str, host: str, port: int, *, is_tls: bool = False) -> Target
     return Target(text, family, address, host, is_tls)
 
 
-def _of_socket(sock: socket.socket) -> Target:
+def _of_socket(sock: socket.socket | TransportSocket) -> Target:
     name = sock.getsockname()
     if sock.family == socket.AF_UNIX:
         return Target(f"unix:{name}", socket.AF_UNIX, name)

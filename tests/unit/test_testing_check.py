@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -165,6 +166,36 @@ def test_request_that_is_never_begun_is_told_apart(watched: Served) -> None:
         assert_cancels(
             watched, REQUEST, started=lambda: 0, cancelled=lambda: 0, within=1, patience=0.02
         )
+
+
+@pytest.mark.parametrize(
+    ("argument", "error", "message"),
+    [
+        ({"ways": []}, ValueError, "ways: none is given"),
+        ({"within": 0}, ValueError, "within 0: give the seconds"),
+        ({"request": "GET / HTTP/1.1"}, TypeError, "give bytes, such as http_request"),
+    ],
+    ids=["no_ways", "no_time", "str"],
+)
+def test_what_would_try_nothing_or_cannot_be_sent_is_refused(
+    ignoring: Served, argument: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    arguments = {"request": REQUEST, "cancelled": lambda: 0, "within": 1, **argument}
+    with pytest.raises(error, match=message):
+        assert_cancels(ignoring, **arguments)
+    assert ignoring.num_begun == 0
+
+
+def test_listening_socket_of_an_asyncio_server_says_where_it_is(watched: Served) -> None:
+    # It is a TransportSocket, which is no socket.socket.
+    assert_cancels(
+        watched.sockets[0],
+        REQUEST,
+        started=lambda: watched.num_begun,
+        cancelled=lambda: watched.num_cancelled,
+        within=10,
+        ways=["fin"],
+    )
 
 
 def test_cancel_before_the_leave_is_no_cancel_by_it(watched: Served) -> None:
