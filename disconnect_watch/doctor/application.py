@@ -1,6 +1,7 @@
 """The user's application: found, looked at, and given one route more for the trial."""
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -110,11 +111,31 @@ def load_application(name: str, *, is_factory: bool = False) -> Application:
     if is_factory:
         try:
             app = app()
-        except Exception as error:  # whatever the user's code raises
+        except (Exception, SystemExit) as error:  # whatever the user's code raises
             raise ApplicationError(f"cannot make {name!r}: it raised {error!r}") from error
     if not callable(app):
         raise ApplicationError(f"cannot serve {name!r}: {type(app).__name__} is not callable")
+    if not _takes_asgi(app):
+        raise ApplicationError(
+            f"cannot serve {name!r}: {type(app).__name__} does not take (scope, receive, send), "
+            "so it is no ASGI application; one that returns such an application needs --factory, "
+            "and a server of another kind an adapter of its own, see docs/adapters"
+        )
     return _look_into(name, app)
+
+
+def _takes_asgi(app: Any) -> bool:
+    try:
+        signature = inspect.signature(app)
+    except (TypeError, ValueError):  # compiled code may have none
+        return True
+    if list(signature.parameters) == ["scope"]:  # ASGI 2, which uvicorn serves as well
+        return True
+    try:
+        signature.bind(None, None, None)
+    except TypeError:
+        return False
+    return True
 
 
 def load(name: str) -> Any:
@@ -129,7 +150,7 @@ def load(name: str) -> Any:
         return import_from_string(name)
     except ImportFromStringError as error:
         raise ApplicationError(f"cannot load {name!r}: {error}") from error
-    except Exception as error:  # whatever the user's module raises
+    except (Exception, SystemExit) as error:  # whatever the user's module raises
         raise ApplicationError(f"cannot load {name!r}: it raised {error!r}") from error
 
 

@@ -20,6 +20,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from tornado.web import Application
 from typer.testing import CliRunner, Result
 
 from disconnect_watch import Watcher, doctor
@@ -112,6 +113,21 @@ def make() -> FastAPI:
 
 def fail() -> FastAPI:
     raise OSError("no such model")
+
+
+def give_up() -> FastAPI:
+    raise SystemExit("no database")
+
+
+def wsgi(environ: Any, start_response: Any) -> list[bytes]:
+    raise NotImplementedError
+
+
+tornado = Application([])
+
+
+def asgi_2(scope: Any) -> Any:
+    raise NotImplementedError
 
 
 class Probing(HttpTools):
@@ -260,6 +276,10 @@ def test_start_up_runs_only_if_it_is_asked_for() -> None:
         (f"{HERE}:nothing", False, 'Attribute "nothing" not found'),
         (f"{HERE}:HERE", False, "cannot serve .*: str is not callable"),
         (f"{HERE}:fail", True, "it raised OSError"),
+        (f"{HERE}:give_up", True, r"it raised SystemExit\('no database'\)"),
+        (f"{HERE}:make", False, "function does not take .*needs --factory"),
+        (f"{HERE}:wsgi", False, "no ASGI application"),
+        (f"{HERE}:tornado", False, "Application does not take"),
     ],
 )
 def test_application_that_cannot_be_loaded_is_said_to_be_so(
@@ -267,6 +287,10 @@ def test_application_that_cannot_be_loaded_is_said_to_be_so(
 ) -> None:
     with pytest.raises(ApplicationError, match=message):
         load_application(name, is_factory=is_factory)
+
+
+def test_application_of_the_older_asgi_is_one() -> None:
+    assert load_application(f"{HERE}:asgi_2").app is asgi_2
 
 
 @pytest.mark.parametrize("protocol", [f"{HERE}:make", "auto"])
