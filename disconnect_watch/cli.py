@@ -6,6 +6,7 @@ mid-stress.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import secrets
@@ -319,20 +320,22 @@ def doctor(
             load_application,
         )
 
-        loaded = load_application(application, is_factory=factory) if application else None
-        proxy = (
-            []
-            if listen is None
-            else listen_behind_proxy(host, port, seconds=listen, announce=_announce_listening)
-        )
-        report = diagnose(
-            loaded,
-            protocol=http,
-            headers=dict(_header(text) for text in header or ()),
-            lifespan="on" if lifespan else "off",
-            servers=tuple(option.value for option in server or ServerOption),
-            proxy=tuple(proxy),
-        )
+        # What the application prints must not come into the report.
+        with contextlib.redirect_stdout(sys.stderr):
+            loaded = load_application(application, is_factory=factory) if application else None
+            proxy = (
+                []
+                if listen is None
+                else listen_behind_proxy(host, port, seconds=listen, announce=_announce_listening)
+            )
+            report = diagnose(
+                loaded,
+                protocol=http,
+                headers=dict(_header(text) for text in header or ()),
+                lifespan="on" if lifespan else "off",
+                servers=tuple(option.value for option in server or ServerOption),
+                proxy=tuple(proxy),
+            )
     except ImportError as error:
         _fail(f"{error}; install it with: pip install 'disconnect-watch[server]'")
     except ApplicationError as error:

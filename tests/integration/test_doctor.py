@@ -368,6 +368,7 @@ def test_proxy_that_nobody_comes_through_is_a_problem() -> None:
 
 
 LOCKED = """
+print("connected to the database")
 from fastapi import FastAPI, Request, Response
 
 app = FastAPI()
@@ -394,7 +395,7 @@ def test_command_reports_on_an_application_of_the_working_directory(tmp_path: Pa
     document = json.loads(done.stdout)
     assert not document["holds"]
     assert {trial["status"] for trial in document["trials"]} == {401}
-    assert (done.returncode, done.stderr) == (1, "")
+    assert (done.returncode, done.stderr) == (1, "connected to the database\n")
 
 
 def invoke(*options: str) -> Result:
