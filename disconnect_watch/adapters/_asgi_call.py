@@ -27,6 +27,7 @@ from disconnect_watch.adapters._asgi_find import CALL_KEY, connection_of, find
 from disconnect_watch.adapters._content_length import content_length
 from disconnect_watch.adapters._hang_up import hang_up
 from disconnect_watch.adapters._inbox import DISCONNECT, Inbox, Message, Receive, is_asked_for
+from disconnect_watch.adapters._look import is_mere_look
 from disconnect_watch.aio._fast import Block
 from disconnect_watch.aio._policy import Policy
 from disconnect_watch.errors import ClientDisconnected
@@ -255,10 +256,22 @@ class WatchedCall(Block):
         self._num_receiving += 1
         try:
             message = await self._next_message()
+        except asyncio.CancelledError:
+            self._looked()
+            raise
         finally:
             self._num_receiving -= 1
-        self._has_heard |= message["type"] == DISCONNECT
+        if message["type"] == DISCONNECT:
+            if is_mere_look():
+                self._looked()
+            else:
+                self._has_heard = True
         return message
+
+    def _looked(self) -> None:
+        """Who was taken for waiting was not: cancel what would have ended by itself."""
+        if self._is_cut and not (self._is_over or self._has_heard or self.was_cancelled):
+            self._soon = asyncio.get_running_loop().call_soon(self._cancel)
 
     def _next_message(self) -> Awaitable[Message]:
         inbox = self._open_inbox()

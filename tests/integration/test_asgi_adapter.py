@@ -222,6 +222,47 @@ def test_an_application_that_listens_ends_in_its_own_way(protocol: Any) -> None:
     assert notes == ["background"]
 
 
+async def look(receive: Any, until_left: Callable[[], None]) -> None:
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        until_left()
+        await receive()
+
+
+async def give_up(receive: Any, until_left: Callable[[], None]) -> None:
+    reader = asyncio.ensure_future(receive())
+    await asyncio.sleep(0)
+    until_left()
+    asyncio.get_running_loop().call_soon(reader.cancel)
+
+
+@pytest.mark.parametrize("wait_in_vain", [look, give_up])
+def test_a_leave_that_comes_while_the_application_only_looks_cancels_it(
+    protocol: Any, wait_in_vain: Callable[[Any, Callable[[], None]], Awaitable[None]]
+) -> None:
+    """Behind ``BaseHTTPMiddleware`` Starlette's ``is_disconnected()`` tells of no leave."""
+    cancelled = []
+    is_blocked = threading.Event()
+
+    async def body(scope: Any, receive: Any, send: Any) -> None:
+        def until_left() -> None:
+            is_blocked.set()
+            scope["state"][TOKEN_KEY].wait(10)  # and the loop, which does not know after it
+
+        await receive()  # the body, which is empty
+        await wait_in_vain(receive, until_left)
+        try:
+            await asyncio.sleep(5)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    with watched(protocol, body) as (seen, client):
+        assert is_blocked.wait(10)
+        leave(seen, client)
+    assert cancelled
+
+
 def test_a_flood_that_only_waits_for_its_reader_keeps_no_loop_when_he_leaves(
     protocol: Any,
 ) -> None:
