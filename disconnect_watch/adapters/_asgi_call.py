@@ -88,6 +88,7 @@ class WatchedCall(Block):
         "_is_cut",
         "_is_over",
         "_num_bytes_left",
+        "_num_late",
         "_num_receiving",
         "_receive",
         "_scope",
@@ -113,6 +114,8 @@ class WatchedCall(Block):
         #: Of what the server said, once somebody must listen to it.
         self.inbox: Inbox | None = None
         self._num_receiving = 0
+        #: Messages that were sent since the token fired.
+        self._num_late = 0
         #: The response's first message, once it was sent.
         self._head: Message | None = None
         self._num_bytes_left: float | None = None
@@ -286,7 +289,13 @@ class WatchedCall(Block):
             self._head = message
         elif not self._is_over and self._is_last(kind, message):
             self._disarm()
-        return self._send_late(message) if self.token.cancelled else self._send(message)
+        if self.token.cancelled:
+            # A stream is best cancelled inside its generator, whose blocks then end at once:
+            # so the head and a chunk take it there without a wait.
+            self._num_late += 1
+            if self._num_late > 2:
+                return self._send_late(message)
+        return _nothing() if self._is_cut else self._send(message)
 
     async def _send_late(self, message: Message) -> None:
         """Send for a client that left, which the loop may not know yet: mostly to nobody.
@@ -451,3 +460,6 @@ class ProtocolCall(UvicornCall):
 
     async def answer_nobody(self) -> None:
         """The protocol closes."""
+
+
+async def _nothing() -> None: ...
