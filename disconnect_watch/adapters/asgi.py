@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from disconnect_watch.adapters import TOKEN_KEY
-from disconnect_watch.adapters._asgi_call import App, Scope, Send, counts, watched_call
+from disconnect_watch.adapters._asgi_call import App, Scope, Send, counts
 from disconnect_watch.adapters._asgi_find import CALL_KEY, How, find
+from disconnect_watch.adapters._asgi_uvicorn import watched_call
 from disconnect_watch.adapters._inbox import Receive
 from disconnect_watch.aio._policy import OnDisconnect, policy
 from disconnect_watch.watcher import Watcher

@@ -28,9 +28,9 @@ from disconnect_watch.adapters._asgi_call import (
     Scope,
     Send,
     WatchedCall,
-    watched_call,
 )
 from disconnect_watch.adapters._asgi_find import CALL_KEY
+from disconnect_watch.adapters._asgi_uvicorn import watched_call
 from disconnect_watch.adapters._inbox import Inbox, Receive
 from disconnect_watch.aio._policy import OnDisconnect, Policy, policy
 from disconnect_watch.token import CancelToken
