@@ -69,7 +69,8 @@ class Served:
 
     def events(self, event: str | None = None) -> list[dict[str, Any]]:
         """What the application said so far, of one kind of event or of all."""
-        lines = self._events.read_text().splitlines()
+        # Up to the last newline: the rest of a line may not be written yet.
+        lines = self._events.read_text().rpartition("\n")[0].splitlines()
         said: list[dict[str, Any]] = [json.loads(line) for line in lines]
         return [each for each in said if event in (None, each["event"])]
 
