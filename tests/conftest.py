@@ -39,6 +39,7 @@ BEYOND_THE_CORE = [
     "servers",
     "stress/test_stress_engine.py",
     "unit/test_asgi_route.py",
+    "unit/test_backends_*",
     "unit/test_bench*",
     "unit/test_block_pool.py",
     "unit/test_engine_*",
