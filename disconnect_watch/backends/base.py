@@ -1,23 +1,42 @@
 """What the frontend asks of whatever does the work."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from disconnect_watch.engine import EngineStats, Outcome, RequestOutput, SamplingParams
 from disconnect_watch.token import CancelToken
 
-__all__ = ["Backend", "Tensor"]
+__all__ = ["Backend", "OutputStream", "Tensor"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One input or output as KServe v2 metadata describes it."""
+    """One input or output as KServe v2 metadata describes it; -1 is any number of elements."""
 
     name: str
     datatype: str
     shape: tuple[int, ...] = (1,)
     is_optional: bool = False
+
+
+class OutputStream(Protocol):
+    """The outputs of one request, the last of which carries its outcome.
+
+    Whoever has one reads it to its end or closes it.
+
+    Raises:
+        EngineClosedError: the work stopped underneath it.
+    """
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        """It iterates over itself."""
+
+    def __anext__(self) -> Awaitable[RequestOutput]:
+        """Wait for the next output."""
+
+    def close(self) -> None:
+        """Abort the request unless its outcome is known. Idempotent."""
 
 
 class Backend(Protocol):
@@ -51,17 +70,28 @@ class Backend(Protocol):
     def is_ready(self) -> bool:
         """Whether a request sent now would be worked on. Turns false for good if it died."""
 
-    def generate(
-        self, request_id: str, prompt: str, params: SamplingParams, *, cancel: CancelToken
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Run one request; the last output carries its outcome.
+    async def submit(
+        self,
+        request_id: str,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        cancel: CancelToken,
+        priority: int = 0,
+        time_limit: float | None = None,
+    ) -> OutputStream:
+        """Take one request; returns when it is queued, which may be long before its first token.
 
-        A set ``cancel`` ends it from any thread, with no help of the loop. Closing the
-        generator aborts it.
+        A set ``cancel`` ends it from any thread, with no help of the loop.
+
+        Args:
+            prompt: text, or token ids.
+            priority: the lowest number runs first.
+            time_limit: seconds until it is cancelled with reason DEADLINE.
 
         Raises:
             ValueError: the request can't be taken: see ``engine.errors``.
-            EngineClosedError: the work stopped underneath it.
+            EngineClosedError: nothing is taken any more.
         """
 
     def stats(self) -> EngineStats:

@@ -1,6 +1,6 @@
 """The embedded engine as a backend: its thread, and what its requests look like."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote
@@ -13,7 +13,7 @@ from disconnect_watch.engine import (
     EngineStats,
     EngineThread,
     Outcome,
-    RequestOutput,
+    RequestStream,
     SamplingParams,
 )
 from disconnect_watch.token import CancelToken
@@ -28,8 +28,20 @@ INPUTS = (
     Tensor("top_k", "INT32", is_optional=True),
     Tensor("seed", "UINT64", is_optional=True),
     Tensor("ignore_eos", "BOOL", is_optional=True),
+    Tensor("stop", "BYTES", (-1,), is_optional=True),
+    Tensor("stop_token_ids", "INT32", (-1,), is_optional=True),
+    Tensor("logprobs", "INT32", is_optional=True),
+    Tensor("n", "INT32", is_optional=True),
+    Tensor("best_of", "INT32", is_optional=True),
+    Tensor("priority", "INT32", is_optional=True),
+    Tensor("time_limit", "FP32", is_optional=True),
 )
-OUTPUTS = (Tensor("text_output", "BYTES"),)
+#: Of ``n`` answers each output has so many elements; ``index`` tells them apart in a stream.
+OUTPUTS = (
+    Tensor("text_output", "BYTES", (-1,)),
+    Tensor("logprobs", "BYTES", (-1,), is_optional=True),
+    Tensor("index", "INT32", is_optional=True),
+)
 
 
 class EngineBackend:
@@ -78,11 +90,20 @@ class EngineBackend:
         """False once it was closed, or its thread died of an error."""
         return self._thread.is_accepting
 
-    def generate(
-        self, request_id: str, prompt: str, params: SamplingParams, *, cancel: CancelToken
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """See ``EngineThread.generate``."""
-        return self._thread.generate(request_id, prompt, params, cancel=cancel)
+    async def submit(
+        self,
+        request_id: str,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        cancel: CancelToken,
+        priority: int = 0,
+        time_limit: float | None = None,
+    ) -> RequestStream:
+        """See ``EngineThread.submit``."""
+        return await self._thread.submit(
+            request_id, prompt, params, cancel=cancel, priority=priority, time_limit=time_limit
+        )
 
     def stats(self) -> EngineStats:
         """As they were after the engine's last step."""

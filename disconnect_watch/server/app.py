@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from disconnect_watch.server.access import AccessLog
 from disconnect_watch.server.documents import encode
-from disconnect_watch.server.errors import AbortedError, CancelledByPeer, RequestError
+from disconnect_watch.server.errors import CancelledByPeer, RequestError
 from disconnect_watch.server.frontend import Frontend
 from disconnect_watch.server.generate import generate, generate_stream
 from disconnect_watch.server.kserve import (
@@ -118,7 +118,7 @@ async def answer_request_error(request: Request, error: Exception) -> Response:
     if isinstance(error, CancelledByPeer):
         return Silence()
     response = _error(error.status, str(error))
-    if isinstance(error, AbortedError):
+    if error.is_final:
         response.headers["x-should-retry"] = "false"
     return response
 

@@ -12,6 +12,7 @@ from disconnect_watch.errors import DisconnectWatchError
 __all__ = [
     "AbortedError",
     "CancelledByPeer",
+    "DeadlineError",
     "FailedError",
     "MalformedJSONError",
     "ModelNotFoundError",
@@ -27,9 +28,11 @@ class RequestError(DisconnectWatchError):
 
     Attributes:
         status: the HTTP status.
+        is_final: whether clients are told not to try again, which their libraries would.
     """
 
     status: ClassVar[int]
+    is_final: ClassVar[bool] = False
 
 
 class ProtocolError(RequestError):
@@ -74,6 +77,14 @@ class AbortedError(RequestError):
     """
 
     status = 499
+    is_final = True
+
+
+class DeadlineError(RequestError):
+    """The request was not done within the time that it was given."""
+
+    status = 504
+    is_final = True
 
 
 class CancelledByPeer(RequestError):

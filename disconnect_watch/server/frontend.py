@@ -1,13 +1,10 @@
 """What the routes share: the models, the limits, and who is being served now."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass
 
 from disconnect_watch.backends import Backend
-from disconnect_watch.engine import RequestOutput, SamplingParams
+from disconnect_watch.engine import Outcome
 from disconnect_watch.engine.errors import EngineClosedError, QueueFullError
-from disconnect_watch.errors import cut
 from disconnect_watch.server.access import RequestRecord
 from disconnect_watch.server.errors import (
     FailedError,
@@ -16,22 +13,11 @@ from disconnect_watch.server.errors import (
     ProtocolError,
     ShuttingDownError,
 )
-from disconnect_watch.token import CancelToken, Reason
+from disconnect_watch.server.generation import Generation
+from disconnect_watch.server.running import Running
+from disconnect_watch.token import Reason
 
-__all__ = ["Frontend", "FrontendStats", "Generation"]
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """One request to generate, as understood.
-
-    Attributes:
-        client_id: the client's own name for it, echoed and used for nothing else.
-    """
-
-    prompt: str
-    params: SamplingParams
-    client_id: str = ""
+__all__ = ["Frontend", "FrontendStats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +48,14 @@ class Frontend:
     def __init__(self, *backends: Backend, max_body_bytes: int = 1 << 26) -> None:
         self.backends = {backend.name: backend for backend in backends}
         self.max_body_bytes = max_body_bytes
-        self._live: set[CancelToken] = set()
+        self._live: set[Running] = set()
         self._is_draining = False
 
     def stats(self) -> FrontendStats:
         """How many requests are being generated, and whether more are taken."""
         return FrontendStats(
             num_live=len(self._live),
-            num_unacked=sum(token.cancelled for token in self._live),
+            num_unacked=sum(running.token.cancelled for running in self._live),
             is_draining=self._is_draining,
         )
 
@@ -93,40 +79,44 @@ class Frontend:
             )
         return backend
 
-    async def generate(
+    async def submit(
         self, backend: Backend, generation: Generation, record: RequestRecord
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Run one request, and keep its token at hand for a shutdown meanwhile.
+    ) -> Running:
+        """Hand a request to its backend; returns when it is queued.
+
+        Its token is kept at hand for a shutdown until it has ended or was closed.
 
         Raises:
-            RequestError: it can't be taken, or the engine died underneath it.
+            RequestError: it can't be taken.
         """
         if self._is_draining:
             raise ShuttingDownError("the server is shutting down")
-        prefix = f"[request id: {cut(generation.client_id) or '<id_unknown>'}] "
-        self._live.add(record.token)
-        has_started = False
+        prefix = generation.prefix
         try:
-            outputs = backend.generate(
-                record.request_id, generation.prompt, generation.params, cancel=record.token
+            outputs = await backend.submit(
+                record.request_id,
+                generation.prompt,
+                generation.params,
+                cancel=record.token,
+                priority=generation.priority,
+                time_limit=generation.time_limit,
             )
-            async with aclosing(outputs):
-                async for output in outputs:
-                    has_started = True
-                    if output.outcome is not None:
-                        record.outcome = output.outcome
-                    yield output
         except QueueFullError as error:
             raise OverloadedError(f"{prefix}Exceeds maximum queue size: {error}") from error
         except EngineClosedError as error:
             raise FailedError(f"{prefix}{error}") from error
         except ValueError as error:
             # The engine's word for a prompt that it can't take.
-            if has_started:
-                raise
             raise ProtocolError(f"{prefix}{error}") from error
-        finally:
-            self._live.discard(record.token)
+
+        def end(running: Running, outcome: Outcome | None) -> None:
+            self._live.discard(running)
+            if outcome is not None:
+                record.outcome = outcome
+
+        running = Running(outputs, token=record.token, prefix=prefix, on_end=end)
+        self._live.add(running)
+        return running
 
     def begin_drain(self) -> None:
         """Take no more requests; those that run go on."""
@@ -134,4 +124,4 @@ class Frontend:
 
     def cancel_all(self, reason: Reason = Reason.SHUTDOWN) -> int:
         """Set the token of every running request; returns how many were not set before."""
-        return sum(token.cancel(reason) for token in self._live)
+        return sum(running.token.cancel(reason) for running in self._live)

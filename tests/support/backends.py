@@ -1,6 +1,6 @@
 """A backend by hand, for the tests of routes: it says what a test wants said."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from disconnect_watch.backends import Tensor
 from disconnect_watch.backends.engine import INPUTS, OUTPUTS
@@ -15,6 +15,7 @@ class ScriptedBackend:
 
     Attributes:
         calls: prompt and parameters of each request that got here.
+        num_open: streams that were neither read to their end nor closed.
     """
 
     version = "1"
@@ -35,22 +36,24 @@ class ScriptedBackend:
         self.error = error
         self.is_ready = True
         self.is_closed = False
-        self.calls: list[tuple[str, SamplingParams]] = []
+        self.calls: list[tuple[str | Sequence[int], SamplingParams]] = []
         self.num_open = 0
 
-    async def generate(
-        self, request_id: str, prompt: str, params: SamplingParams, *, cancel: CancelToken
-    ) -> AsyncGenerator[RequestOutput, None]:
+    async def submit(
+        self,
+        request_id: str,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        cancel: CancelToken,
+        priority: int = 0,
+        time_limit: float | None = None,
+    ) -> "Script":
         self.calls.append((prompt, params))
+        if self.error is not None and not self.texts:
+            raise self.error
         self.num_open += 1
-        try:
-            for text in self.texts:
-                yield _output(request_id, text, None)
-            if self.error is not None:
-                raise self.error
-            yield _output(request_id, "", self.outcome)
-        finally:
-            self.num_open -= 1
+        return Script(self, request_id)
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -76,6 +79,30 @@ class ScriptedBackend:
 
     def close(self) -> None:
         self.is_closed = True
+
+
+class Script(AsyncIterator[RequestOutput]):
+    """The outputs of one request to a ``ScriptedBackend``; an error comes behind its texts."""
+
+    def __init__(self, backend: ScriptedBackend, request_id: str) -> None:
+        self._backend = backend
+        self._request_id = request_id
+        self._texts = iter(backend.texts)
+        self._is_open = True
+
+    async def __anext__(self) -> RequestOutput:
+        if not self._is_open:
+            raise StopAsyncIteration
+        for text in self._texts:
+            return _output(self._request_id, text, None)
+        self.close()
+        if self._backend.error is not None:
+            raise self._backend.error
+        return _output(self._request_id, "", self._backend.outcome)
+
+    def close(self) -> None:
+        self._backend.num_open -= self._is_open
+        self._is_open = False
 
 
 def _output(request_id: str, text: str, outcome: Outcome | None) -> RequestOutput:

@@ -1,5 +1,6 @@
 """The generate routes: what is understood, what is refused, and how it is answered."""
 
+import dataclasses
 import json
 from typing import Any
 
@@ -11,7 +12,7 @@ from disconnect_watch.engine import Outcome, SamplingParams
 from disconnect_watch.engine.errors import EngineClosedError, PromptTooLongError, QueueFullError
 from disconnect_watch.server import Frontend, create_app
 from disconnect_watch.server.errors import MalformedJSONError, ProtocolError
-from disconnect_watch.server.generate import parse_generation
+from disconnect_watch.server.generation import parse_generation
 from disconnect_watch.token import CancelToken, Reason
 from tests.support.backends import ScriptedBackend
 from tests.support.serve import metrics_of, post_json
@@ -37,8 +38,38 @@ def test_a_tensor_may_be_an_array_of_one() -> None:
     assert generation.params == SamplingParams(max_tokens=5, ignore_eos=True)
 
 
+def test_every_sampling_parameter_can_be_given() -> None:
+    given: dict[str, Any] = {
+        "max_tokens": 3,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 4,
+        "seed": 5,
+        "ignore_eos": True,
+        "stop": ["a", "b"],
+        "stop_token_ids": [1, 2],
+        "logprobs": 2,
+        "n": 2,
+        "best_of": 3,
+    }
+    assert given.keys() == {field.name for field in dataclasses.fields(SamplingParams)}
+    expected = {**given, "stop": ("a", "b"), "stop_token_ids": (1, 2)}
+    assert parse(**given) == SamplingParams(**expected)
+    assert parse(stop="a", stop_token_ids=1) == SamplingParams(stop=("a",), stop_token_ids=(1,))
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_priority_and_time_limit_are_the_requests_not_its_samplings(nested: bool) -> None:
+    fields = {"priority": -3, "time_limit": 2}
+    generation = parse_generation(
+        {"text_input": "hi", **({"parameters": fields} if nested else fields)}, ScriptedBackend()
+    )
+    assert (generation.priority, generation.time_limit) == (-3, 2.0)
+    assert generation.params == SamplingParams()
+
+
 def test_unknown_parameters_are_carried_along_and_ignored() -> None:
-    assert parse(n=3, stop="x", flag=True, deep=0.5) == SamplingParams()
+    assert parse(presence=3, suffix="x", flag=True, deep=0.5) == SamplingParams()
 
 
 @pytest.mark.parametrize(
@@ -59,6 +90,16 @@ def test_unknown_parameters_are_carried_along_and_ignored() -> None:
         ({"seed": 2**64}, f"seed is {2**64}"),
         ({"ignore_eos": 1}, "ignore_eos is 1, it must be true or false"),
         ({"max_tokens": [1, 2]}, "can not convert input 'max_tokens' to tensor"),
+        ({"stop": 5}, "stop is [5], it must be a tuple of at most 16 strings"),
+        ({"stop": ["a", ""]}, 'stop is ["a", ""]'),
+        ({"stop_token_ids": "x"}, 'stop_token_ids is ["x"]'),
+        ({"logprobs": 21}, "logprobs is 21, it must be in [0, 20]"),
+        ({"n": 0}, "n is 0, it must be in [1, 128]"),
+        ({"n": 3, "best_of": 2}, "best_of is 2, it must be in [n, 128]"),
+        ({"time_limit": "soon"}, 'time_limit is "soon", it must be a number of seconds'),
+        ({"time_limit": None}, "time_limit is null, it must be a number of seconds"),
+        ({"time_limit": True}, "time_limit is true, it must be a number of seconds"),
+        ({"time_limit": 10**400}, "it must be a number of seconds"),
         ({"max_tokens": []}, "can not convert input 'max_tokens' to tensor"),
         ({"bad": {"x": 1}}, "parameter 'bad' has invalid type. It should be either 'int'"),
         ({"bad": None}, "parameter 'bad' has invalid type"),
@@ -110,7 +151,7 @@ def test_a_missing_text_is_told_in_tritons_words() -> None:
     with pytest.raises(ProtocolError) as caught:
         parse_generation({"max_tokens": 3}, ScriptedBackend())
     assert str(caught.value) == (
-        "[request id: <id_unknown>] expected number of inputs between 1 and 7 but got 1 inputs "
+        "[request id: <id_unknown>] expected number of inputs between 1 and 14 but got 1 inputs "
         "for model 'script'. Got input(s) ['max_tokens'], but missing required input(s) "
         "['text_input']. Please provide all required input(s)."
     )
@@ -170,6 +211,7 @@ async def test_a_request_without_text_output_of_its_own_closes_what_it_opened(pa
 FAILED = Outcome("failed", phase="decode", error="the model's scores are not finite")
 SHUTDOWN = Outcome("cancelled", reason=Reason.SHUTDOWN, phase="decode")
 ABORTED = Outcome("cancelled", reason=Reason.ABORTED, phase="decode")
+DEADLINE = Outcome("cancelled", reason=Reason.DEADLINE, phase="decode")
 
 
 @pytest.mark.asyncio
@@ -179,6 +221,7 @@ ABORTED = Outcome("cancelled", reason=Reason.ABORTED, phase="decode")
         (FAILED, 500, "scores are not finite"),
         (SHUTDOWN, 503, "shutting down"),
         (ABORTED, 499, "cancelled: aborted"),
+        (DEADLINE, 504, "time that the request was given is over"),
     ],
 )
 @pytest.mark.parametrize("texts", [(), ("part",)])
@@ -194,8 +237,9 @@ async def test_generate_never_presents_a_part_as_the_answer(
 
 
 @pytest.mark.asyncio
-async def test_a_request_cancelled_by_api_is_not_to_be_retried() -> None:
-    response = await post_json(ScriptedBackend(outcome=ABORTED), GENERATE, {"text_input": "x"})
+@pytest.mark.parametrize("outcome", [ABORTED, DEADLINE])
+async def test_a_request_that_was_cancelled_is_not_to_be_retried(outcome: Outcome) -> None:
+    response = await post_json(ScriptedBackend(outcome=outcome), GENERATE, {"text_input": "x"})
     assert response.headers["x-should-retry"] == "false"
 
 
@@ -345,14 +389,11 @@ async def test_the_route_hands_its_connections_token_to_the_backend() -> None:
     token.cancel(Reason.FIN)
     seen: list[CancelToken] = []
 
-    async def generate(request_id: str, prompt: str, params: Any, *, cancel: CancelToken) -> Any:
+    async def submit(request_id: str, *args: Any, cancel: CancelToken, **options: Any) -> Any:
         seen.append(cancel)
-        async for output in ScriptedBackend("a").generate(
-            request_id, prompt, params, cancel=cancel
-        ):
-            yield output
+        return await ScriptedBackend("a").submit(request_id, *args, cancel=cancel, **options)
 
-    backend.generate = generate  # type: ignore[method-assign]
+    backend.submit = submit  # type: ignore[method-assign]
     frontend = Frontend(backend)
     inner = create_app(frontend, metrics_of(frontend))
 

@@ -18,8 +18,19 @@ METADATA = {
         {"name": "top_k", "datatype": "INT32", "shape": [1]},
         {"name": "seed", "datatype": "UINT64", "shape": [1]},
         {"name": "ignore_eos", "datatype": "BOOL", "shape": [1]},
+        {"name": "stop", "datatype": "BYTES", "shape": [-1]},
+        {"name": "stop_token_ids", "datatype": "INT32", "shape": [-1]},
+        {"name": "logprobs", "datatype": "INT32", "shape": [1]},
+        {"name": "n", "datatype": "INT32", "shape": [1]},
+        {"name": "best_of", "datatype": "INT32", "shape": [1]},
+        {"name": "priority", "datatype": "INT32", "shape": [1]},
+        {"name": "time_limit", "datatype": "FP32", "shape": [1]},
     ],
-    "outputs": [{"name": "text_output", "datatype": "BYTES", "shape": [1]}],
+    "outputs": [
+        {"name": "text_output", "datatype": "BYTES", "shape": [-1]},
+        {"name": "logprobs", "datatype": "BYTES", "shape": [-1]},
+        {"name": "index", "datatype": "INT32", "shape": [1]},
+    ],
 }
 
 

@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from disconnect_watch.engine import EngineStats, Outcome
+from disconnect_watch.engine import EngineStats, Outcome, SamplingParams
 from disconnect_watch.server import Frontend, Metrics, create_metrics_app
+from disconnect_watch.server.access import RequestRecord
+from disconnect_watch.server.generation import Generation
 from disconnect_watch.token import CancelToken, Reason
 from disconnect_watch.watcher import Watcher, WatcherStats
 from tests.support.backends import ScriptedBackend
@@ -161,14 +163,17 @@ def test_two_applications_do_not_mix() -> None:
 
 @pytest.mark.asyncio
 async def test_a_cancel_without_an_outcome_yet_is_unacked() -> None:
-    frontend = Frontend(ScriptedBackend("a", "b"))
+    backend = ScriptedBackend("a", "b")
+    frontend = Frontend(backend)
     metrics = metrics_of(frontend)
     assert samples(metrics)["dw_unacked_cancels"] == 0
-    token = CancelToken()
-    frontend._live.add(token)
+    record = RequestRecord(CancelToken())
+    generation = Generation(prompt="x", params=SamplingParams())
+    with await frontend.submit(backend, generation, record):
+        assert samples(metrics)["dw_unacked_cancels"] == 0
+        record.token.cancel()
+        assert samples(metrics)["dw_unacked_cancels"] == 1
     assert samples(metrics)["dw_unacked_cancels"] == 0
-    token.cancel()
-    assert samples(metrics)["dw_unacked_cancels"] == 1
 
 
 @pytest.mark.asyncio

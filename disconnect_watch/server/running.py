@@ -1,0 +1,66 @@
+"""One generation while it runs, as the routes see it."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Self
+
+from disconnect_watch.backends import OutputStream
+from disconnect_watch.engine import Outcome, RequestOutput
+from disconnect_watch.engine.errors import EngineClosedError
+from disconnect_watch.server.errors import FailedError
+from disconnect_watch.token import CancelToken
+
+__all__ = ["Running"]
+
+
+class Running(AsyncIterator[RequestOutput]):
+    """The outputs of one generation, the last of which carries its outcome.
+
+    To be read to its end or closed; as a context manager it closes itself.
+
+    Attributes:
+        token: fires when nobody wants it any more.
+    """
+
+    def __init__(
+        self,
+        outputs: OutputStream,
+        *,
+        token: CancelToken,
+        prefix: str,
+        on_end: Callable[["Running", Outcome | None], None],
+    ) -> None:
+        self.token = token
+        self._outputs = outputs
+        self._prefix = prefix
+        self._on_end = on_end
+        self._has_ended = False
+
+    async def __anext__(self) -> RequestOutput:
+        """The next output.
+
+        Raises:
+            FailedError: the engine died underneath it.
+        """
+        try:
+            output = await anext(self._outputs)
+        except EngineClosedError as error:
+            raise FailedError(f"{self._prefix}{error}") from error
+        if output.outcome is not None:
+            self._end(output.outcome)
+        return output
+
+    def close(self) -> None:
+        """Abort it unless its outcome is known. Idempotent."""
+        self._outputs.close()
+        self._end(None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _end(self, outcome: Outcome | None) -> None:
+        if not self._has_ended:
+            self._has_ended = True
+            self._on_end(self, outcome)
