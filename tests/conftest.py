@@ -29,7 +29,7 @@ BEYOND_THE_CORE = [
     "integration/test_readme_servers.py",
     "integration/test_serve_*",
     "integration/test_stress.py",
-    "integration/test_testing_doc.py",
+    "integration/test_testing_*",
     "kernels",
     "machines/test_core_machine.py",
     "machines/test_engine_machine.py",
