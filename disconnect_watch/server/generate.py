@@ -8,13 +8,11 @@ response; a client that leaves before it has therefore been sent nothing at all.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from disconnect_watch.backends import Backend
 from disconnect_watch.engine import Outcome, RequestOutput, TokenLogprobs
@@ -25,6 +23,7 @@ from disconnect_watch.server.errors import (
     FailedError,
     RequestError,
 )
+from disconnect_watch.server.events import EventStream, frame
 from disconnect_watch.server.generation import Generation, parse_generation
 from disconnect_watch.server.limits import read_body
 from disconnect_watch.server.outcome import error_of, raise_unless_finished
@@ -33,7 +32,7 @@ from disconnect_watch.server.running import Running
 if TYPE_CHECKING:
     from disconnect_watch.server.frontend import Frontend
 
-__all__ = ["EventStream", "generate", "generate_stream"]
+__all__ = ["generate", "generate_stream"]
 
 
 async def generate(request: Request) -> Response:
@@ -51,7 +50,8 @@ async def generate(request: Request) -> Response:
         fields["logprobs"] = [_logprobs(answer.logprobs) for answer in answers]
     # As Triton, a tensor of one element is written as that element.
     document = {name: e if len(e) > 1 else e[0] for name, e in fields.items()}
-    response = Response(_document(backend, generation, document), media_type="application/json")
+    body = encode(_document(backend, generation, document))
+    response = Response(body, media_type="application/json")
     if request.scope["http_version"] != "1.0":
         # As Triton, which always sends this response in chunks.
         del response.headers["content-length"]
@@ -69,7 +69,8 @@ async def generate_stream(request: Request) -> Response:
     except BaseException:
         outputs.close()
         raise
-    return EventStream(backend, generation, status=status, first=first, rest=outputs)
+    frames = _frames(backend, generation, first, outputs)
+    return EventStream(frames, source=outputs, status=status)
 
 
 @dataclass(slots=True)
@@ -93,78 +94,27 @@ async def _accept(request: Request) -> tuple[Backend, Generation, RequestRecord]
     return backend, parse_generation(decode_object(body), backend), record
 
 
-class EventStream(Response):
-    """A ``text/event-stream`` of outputs, whose last frame tells of an error if there was one.
-
-    When the client has left, the body ends without its last chunk: nothing that was
-    cut short may look complete. Starlette's own streaming response runs a second task
-    to listen for the disconnect; here the engine's outcome tells of it.
-
-    Args:
-        first, rest: the outputs; ``rest`` is closed with the response.
-    """
-
-    media_type = "text/event-stream"
-    charset = "utf-8"
-
-    def __init__(
-        self,
-        backend: Backend,
-        generation: Generation,
-        *,
-        status: int,
-        first: RequestOutput,
-        rest: Running,
-    ) -> None:
-        # nginx buffers a stream unless it is told not to.
-        super().__init__(
-            status_code=status, headers={"cache-control": "no-cache", "x-accel-buffering": "no"}
-        )
-        del self.headers["content-length"]
-        self._backend = backend
-        self._generation = generation
-        self._first = first
-        self._rest = rest
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._rest:
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": self.status_code,
-                    "headers": self.raw_headers,
-                }
-            )
-            try:
-                async with aclosing(self._frames()) as frames:
-                    async for frame in frames:
-                        await send({"type": "http.response.body", "body": frame, "more_body": True})
-            except CancelledByPeer:
+async def _frames(
+    backend: Backend, generation: Generation, first: RequestOutput, rest: Running
+) -> AsyncGenerator[bytes, None]:
+    output = first
+    try:
+        while True:
+            if output.text_delta or output.logprobs:
+                fields: dict[str, object] = {"text_output": output.text_delta}
+                if output.logprobs:
+                    fields["logprobs"] = _logprobs(output.logprobs)
+                if generation.params.n > 1:
+                    fields["index"] = output.index
+                yield frame(_document(backend, generation, fields))
+            if output.outcome is not None:
+                raise_unless_finished(output.outcome)
                 return
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _frames(self) -> AsyncGenerator[bytes, None]:
-        try:
-            output = self._first
-            while True:
-                if output.text_delta or output.logprobs:
-                    yield _frame(_document(self._backend, self._generation, self._fields(output)))
-                if output.outcome is not None:
-                    raise_unless_finished(output.outcome)
-                    return
-                output = await anext(self._rest)
-        except CancelledByPeer:
-            raise
-        except RequestError as error:
-            yield _frame(encode({"error": str(error)}))
-
-    def _fields(self, output: RequestOutput) -> dict[str, object]:
-        fields: dict[str, object] = {"text_output": output.text_delta}
-        if output.logprobs:
-            fields["logprobs"] = _logprobs(output.logprobs)
-        if self._generation.params.n > 1:
-            fields["index"] = output.index
-        return fields
+            output = await anext(rest)
+    except CancelledByPeer:
+        raise
+    except RequestError as error:
+        yield frame({"error": str(error)})
 
 
 def _logprobs(logprobs: Sequence[TokenLogprobs]) -> str:
@@ -172,15 +122,11 @@ def _logprobs(logprobs: Sequence[TokenLogprobs]) -> str:
     return encode(logprobs).decode()
 
 
-def _document(backend: Backend, generation: Generation, fields: Mapping[str, object]) -> bytes:
+def _document(
+    backend: Backend, generation: Generation, fields: Mapping[str, object]
+) -> dict[str, object]:
     document = {"model_name": backend.name, "model_version": backend.version, **fields}
-    if generation.client_id:
-        document["id"] = generation.client_id
-    return encode(document)
-
-
-def _frame(data: bytes) -> bytes:
-    return b"data: %b\n\n" % data
+    return document | {"id": generation.client_id} if generation.client_id else document
 
 
 def _status_of(first: Outcome | None) -> int:
