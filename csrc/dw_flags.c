@@ -288,6 +288,15 @@ int dw_flag_reason(const dw_flags *flags, dw_flag flag)
     return word >> 8 == flag.generation ? (int)(word & 0xff) : DW_ESTALE;
 }
 
+int dw_flags_any(const dw_flags *flags, const dw_flag *which, size_t num_which)
+{
+    for (size_t i = 0; i < num_which; i++) {
+        if (dw_flag_reason(flags, which[i]) > 0)
+            return 1;
+    }
+    return 0;
+}
+
 /* What was read beside the word belongs to this flag if the name is still good
  * afterwards: whoever overwrites it moves the reference word on first. */
 static bool is_still_live(const dw_flags *flags, dw_flag flag)

@@ -92,6 +92,11 @@ int dw_flag_cancel(dw_flags *flags, dw_flag flag, enum dw_reason reason,
 /* RETURNS: the reason, 0 while live. ERRORS: DW_ESTALE. */
 int dw_flag_reason(const dw_flags *flags, dw_flag flag);
 
+/* One look at many flags, for who asks at every step and hears no nearly every
+ * time. A stale name has not fired: its request has ended.
+ * RETURNS: 1 one of them is cancelled; 0 none is. */
+int dw_flags_any(const dw_flags *flags, const dw_flag *which, size_t num_which);
+
 /* When the cause was seen and when the word was set, in dw_clock_ns.
  * RETURNS: 1 both are there; 0 not cancelled, or the winner has not written
  * them yet (it does so right after its CAS). ERRORS: DW_ESTALE. */

@@ -14,6 +14,14 @@ cdef class Flag:
     cdef const uint32_t *_word
     cdef bint is_set(self) noexcept
 
+cdef class FlagSet:
+    cdef _dw.dw_flag *_which
+    cdef size_t _room
+    cdef Flags _table
+    cdef list _held
+    cdef dict _places
+    cdef dict _counts
+
 cdef class Watcher:
     cdef _dw.dw_watcher *_watcher
     cdef readonly Flags flags

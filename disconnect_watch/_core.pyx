@@ -14,6 +14,7 @@
 # garbage collector would have cleared by then in a cycle (test_token.py).
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 
@@ -230,6 +231,56 @@ cdef class Flag:
             return False
         _check(rc, "wait for flag", self._flag.slot)
         return True
+
+
+cdef class FlagSet:
+    def __cinit__(self):
+        self._table = flag_table()
+        self._held = []
+        self._places = {}
+        self._counts = {}
+
+    def __dealloc__(self):
+        PyMem_Free(self._which)
+
+    def __len__(self):
+        return len(self._held)
+
+    def add(self, Flag flag not None):
+        cdef size_t num = len(self._held)
+        cdef size_t room
+        cdef void *grown
+        if flag in self._counts:
+            self._counts[flag] += 1
+            return
+        if num == self._room:
+            room = 2 * num + 16
+            grown = PyMem_Realloc(self._which, room * sizeof(_dw.dw_flag))
+            if grown == NULL:
+                raise MemoryError
+            self._which = <_dw.dw_flag *>grown
+            self._room = room
+        self._which[num] = flag._flag
+        self._held.append(flag)
+        self._places[flag] = num
+        self._counts[flag] = 1
+
+    def remove(self, Flag flag not None):
+        cdef size_t place
+        cdef Flag last
+        self._counts[flag] -= 1
+        if self._counts[flag]:
+            return
+        del self._counts[flag]
+        place = self._places.pop(flag)
+        last = self._held.pop()
+        if last is not flag:
+            self._which[place] = last._flag
+            self._held[place] = last
+            self._places[last] = place
+
+    def any_fired(self):
+        return _dw.dw_flags_any(self._table._flags, self._which, len(self._held)) == 1
 
 
 @cython.no_gc_clear

@@ -50,6 +50,9 @@ cdef extern from "dw_flags.h" nogil:
     void dw_flag_release(dw_flags *flags, dw_flag flag) noexcept
     int dw_flag_cancel(dw_flags *flags, dw_flag flag, int reason, uint64_t at_ns) noexcept
     int dw_flag_reason(const dw_flags *flags, dw_flag flag) noexcept
+    int dw_flags_any(
+        const dw_flags *flags, const dw_flag *which, size_t num_which
+    ) noexcept
     int dw_flag_times(
         const dw_flags *flags, dw_flag flag, uint64_t *at_ns, uint64_t *stored_ns
     ) noexcept

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from disconnect_watch import _core
 from disconnect_watch.errors import ClientDisconnected
 
-__all__ = ["CancelToken", "Reason", "flag_table"]
+__all__ = ["CancelToken", "FlagSet", "Reason", "flag_table"]
 
 
 class Reason(StrEnum):
@@ -161,6 +161,20 @@ class CancelToken(_core.Flag):
     def __repr__(self) -> str:
         state = self.reason.value if self.reason else "live"
         return f"<CancelToken {self.slot}/{self.generation} {state}>"
+
+
+class FlagSet(_core.FlagSet):
+    """The tokens of many requests, to be looked at together: one call in C, whatever their number.
+
+    For an engine that asks at every step whether anybody has left, and hears no nearly every time.
+    ``add`` takes a token, and holds it; ``remove`` gives it back, and is called once for each
+    ``add`` of the same one; ``any_fired`` says whether one of those that are held has been
+    cancelled.
+
+    Threads: one at a time. Tokens may be cancelled by any thread meanwhile.
+    """
+
+    __slots__ = ()
 
 
 class _Dispatcher:

@@ -122,6 +122,26 @@ TEST(a_reason_outside_the_enum_is_refused)
     dw_flags_free(flags);
 }
 
+TEST(one_look_at_many_flags_finds_the_one_that_fired_and_no_stale_name)
+{
+    dw_flags *flags;
+    dw_flag which[3];
+    CHECK_EQ(dw_flags_create(&flags), DW_OK);
+    CHECK_EQ(dw_flags_any(flags, NULL, 0), 0);
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(dw_flag_alloc(flags, &which[i]), DW_OK);
+    CHECK_EQ(dw_flags_any(flags, which, 3), 0);
+    CHECK_EQ(dw_flag_cancel(flags, which[2], DW_REASON_FIN, 1), 1);
+    CHECK_EQ(dw_flags_any(flags, which, 3), 1);
+    CHECK_EQ(dw_flags_any(flags, which, 2), 0);
+    dw_flag stale = which[2];
+    stale.generation++;
+    CHECK_EQ(dw_flags_any(flags, &stale, 1), 0);
+    for (int i = 0; i < 3; i++)
+        dw_flag_release(flags, which[i]);
+    dw_flags_free(flags);
+}
+
 TEST(an_ack_is_kept_until_the_slot_ends)
 {
     dw_flags *flags = make_table();

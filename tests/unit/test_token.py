@@ -12,7 +12,7 @@ import time
 import pytest
 
 from disconnect_watch import CancelToken, ClientDisconnected, Reason
-from disconnect_watch.token import flag_table
+from disconnect_watch.token import FlagSet, flag_table
 from tests.support.loops import LoopRunner
 from tests.support.net import wait_until
 
@@ -246,3 +246,54 @@ def test_a_callback_that_cannot_be_called_is_refused_at_once() -> None:
     with pytest.raises(TypeError, match="callback 'print': must be callable"):
         token.add_callback("print")  # type: ignore[arg-type]
     assert token.remove_callback(print) == 0
+
+
+def test_a_set_of_tokens_has_fired_when_any_of_them_has() -> None:
+    flags = FlagSet()
+    assert not flags.any_fired()
+    tokens = [CancelToken() for _ in range(100)]
+    for token in tokens:
+        flags.add(token)
+    assert len(flags) == 100
+    assert not flags.any_fired()
+    tokens[63].cancel()
+    assert flags.any_fired()
+    flags.remove(tokens[63])
+    assert not flags.any_fired()
+
+
+def test_those_that_stay_in_a_set_are_looked_at_whoever_goes() -> None:
+    for gone, fires in itertools.permutations(range(3), 2):
+        flags, tokens = FlagSet(), [CancelToken() for _ in range(3)]
+        for token in tokens:
+            flags.add(token)
+        flags.remove(tokens[gone])
+        assert not flags.any_fired()
+        tokens[gone].cancel()
+        assert not flags.any_fired()
+        tokens[fires].cancel()
+        assert flags.any_fired()
+
+
+def test_a_shared_token_stays_in_a_set_until_it_was_removed_as_often_as_added() -> None:
+    flags, token = FlagSet(), CancelToken()
+    flags.add(token)
+    flags.add(token)
+    assert len(flags) == 1
+    flags.remove(token)
+    token.cancel()
+    assert flags.any_fired()
+    flags.remove(token)
+    assert not flags.any_fired()
+    with pytest.raises(KeyError):
+        flags.remove(token)
+
+
+def test_a_set_holds_its_tokens_so_that_no_slot_changes_hands() -> None:
+    flags = FlagSet()
+    flags.add(CancelToken())
+    before = flag_table().stats()[0]
+    gc.collect()
+    assert flag_table().stats()[0] == before
+    del flags
+    assert flag_table().stats()[0] == before - 1
