@@ -2,8 +2,8 @@
 
 One step is
 
-1. *read* the flags of all waiting and running requests, and *abort* those that fired or whose
-   deadline has passed;
+1. *read* the flags of all waiting and running requests, in one call, and *abort* those that fired
+   or whose deadline has passed;
 2. *schedule* the rest;
 3. *run* the forward. Before each layer the flags of prefill rows are read again, and those that
    fired leave the batch there. Their blocks are set apart, not freed: the forward may still hold
@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from disconnect_watch.engine.block_pool import BlockEntry, BlockPool
+from disconnect_watch.engine.cancel_scan import CancelScan
 from disconnect_watch.engine.config import EngineConfig
 from disconnect_watch.engine.errors import QueueFullError
 from disconnect_watch.engine.outcome import AbortResult, Outcome, RequestOutput, Sampled
@@ -77,7 +78,8 @@ class EngineCore:
             max_num_batched_tokens=config.max_num_batched_tokens,
             enable_prefix_caching=config.enable_prefix_caching,
         )
-        self._registry = RequestRegistry(self._scheduler, tokenizer)
+        self._scan = CancelScan()
+        self._registry = RequestRegistry(self._scheduler, tokenizer, scan=self._scan)
         self._notes = StepNotes()
         self._num_steps = 0
         self._num_preemptions = 0
@@ -247,9 +249,9 @@ class EngineCore:
         return self._registry.take_outputs()
 
     def _abort_cancelled(self) -> None:
-        now_ns = self.clock()
+        if not self._scan.has_fired(self.clock):
+            return
         for request in list(self._scheduler.live_requests()):
-            request.expire(now_ns)
             # A sibling that was found cancelled has taken this one with it.
             if request.is_live and request.is_cancelled:
                 self._cancel(request, self._notes.aborted)
@@ -290,9 +292,8 @@ class EngineCore:
         """
         if self.layer_hook is not None:
             self.layer_hook(self._num_steps, layer)
-        now_ns = self.clock()
-        for row in rows:
-            row.request.expire(now_ns)
+        if not self._scan.has_fired(self.clock):
+            return ()
         dead = [row for row in rows if row.phase == "prefill" and row.request.is_cancelled]
         if all(row.request.is_cancelled for row in rows):
             dead = list(rows)

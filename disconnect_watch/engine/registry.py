@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from disconnect_watch.engine.best_of import BestOf
+from disconnect_watch.engine.cancel_scan import CancelScan
 from disconnect_watch.engine.errors import DuplicateRequestError
 from disconnect_watch.engine.outcome import AbortResult, Outcome, Phase, RequestOutput, Sampled
 from disconnect_watch.engine.records import Counts
@@ -43,12 +44,13 @@ class RequestRegistry:
         freed_block_ids: of the requests that ended; whoever logs them clears the list.
     """
 
-    def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer) -> None:
+    def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer, *, scan: CancelScan) -> None:
         self.on_outcome: Callable[[str, Outcome], None] | None = None
         self.counts = Counts()
         self.freed_block_ids: list[int] = []
         self._scheduler = scheduler
         self._tokenizer = tokenizer
+        self._scan = scan
         # By key, which each sibling has of its own, and by id, which finds the first of them.
         self._live: dict[str, tuple[Request, TextStream]] = {}
         self._first: dict[str, Request] = {}
@@ -89,6 +91,7 @@ class RequestRegistry:
             text = TextStream(self._tokenizer, stop=request.params.stop)
             self._live[sibling.key] = (sibling, text)
             self._scheduler.add(sibling)
+        self._scan.add(request)
         self.counts.num_requests += 1
         self.counts.num_prompt_tokens += request.num_prompt_tokens
 
@@ -221,6 +224,7 @@ class RequestRegistry:
         )
         for sibling in siblings:
             sibling.outcome = outcome
+        self._scan.remove(request)
         request_id = request.request_id
         del self._first[request_id]
         self._ended[request_id] = outcome

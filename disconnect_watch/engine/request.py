@@ -13,9 +13,9 @@ step. *Dropped*: out of queue and batch, its blocks given up; nothing is compute
 One request may want several answers. It is then so many ``Request`` objects, siblings, with one id
 and one outcome, which are cancelled together; each has its tokens, its state and its blocks.
 
-A request is cancelled by its token, which others set, or by a mark of its own; both
-may be set by any thread at any time, and are only read by the engine, which itself makes the mark
-when a deadline has passed. All else belongs to the thread that steps the engine.
+A request is cancelled by its token, which others set and may share, or by a mark, a flag of its
+own for aborts and deadlines; both may be set by any thread at any time. All else belongs to the
+thread that steps the engine.
 """
 
 import time
@@ -61,7 +61,7 @@ class Request:
 
     __slots__ = (
         "_dropped_in",
-        "_marks",
+        "_mark",
         "_siblings",
         "_status",
         "arrival",
@@ -113,7 +113,7 @@ class Request:
         self.num_blocks_freed = 0
         self._status: Status = "waiting"
         self._dropped_in: Phase | None = None
-        self._marks: list[tuple[int, Reason]] = []
+        self._mark = CancelToken()
         # A request without others does not refer to itself, so that it is freed at once.
         self._siblings: list[Request] | None = None
 
@@ -137,7 +137,7 @@ class Request:
                 deadline_ns=self.deadline_ns,
             )
             other.index = index
-            other._marks = self._marks
+            other._mark = self._mark
             siblings.append(other)
         if num_requests > 1:
             for request in siblings:
@@ -186,9 +186,14 @@ class Request:
         return "prefill"
 
     @property
+    def flags(self) -> tuple[CancelToken, ...]:
+        """All that ends it when set; the same for all siblings."""
+        return (self._mark,) if self.cancel is None else (self._mark, self.cancel)
+
+    @property
     def is_cancelled(self) -> bool:
         """Whether its token fired or it was marked. Threads: any."""
-        return bool(self._marks) or (self.cancel is not None and self.cancel.cancelled)
+        return self._mark.cancelled or (self.cancel is not None and self.cancel.cancelled)
 
     def mark_cancelled(self, reason: Reason) -> bool:
         """Ask for the end of this request alone; its token, which others may share, stays as it is.
@@ -196,26 +201,21 @@ class Request:
         Returns:
             True if this was the first mark.
 
-        Threads: any. ``list.append`` is atomic, so that exactly one mark lies at index 0.
+        Threads: any.
         """
-        mark = (time.monotonic_ns(), reason)
-        self._marks.append(mark)
-        return self._marks[0] is mark
-
-    def expire(self, now_ns: int) -> None:
-        """Mark the request if its deadline has passed, unless it was cancelled before."""
-        if self.deadline_ns is None or now_ns < self.deadline_ns:
-            return
-        if not self.is_cancelled:
-            self._marks.append((now_ns, Reason.DEADLINE))
+        return self._mark.cancel(reason)
 
     def read_cancel(self) -> tuple[int, Reason]:
         """Return when and why, the earlier of token and mark; only for a cancelled request."""
-        causes = self._marks[:1]
-        if self.cancel is not None and (reason := self.cancel.reason) is not None:
-            # Between the flag and its timestamp the time reads as 0: it was set just now.
-            causes.append((self.cancel.cancelled_at_ns or time.monotonic_ns(), reason))
-        return min(causes, key=lambda cause: cause[0])
+        return min(
+            # Between a flag and its timestamp the time reads as 0: it was set just now.
+            (
+                (flag.cancelled_at_ns or time.monotonic_ns(), reason)
+                for flag in self.flags
+                if (reason := flag.reason) is not None
+            ),
+            key=lambda cause: cause[0],
+        )
 
     def acknowledge(self, step: int) -> None:
         """Tell the token, if it has fired, that nothing of this request is left; step from 1."""

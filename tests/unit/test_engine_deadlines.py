@@ -102,6 +102,21 @@ def test_an_abort_of_who_is_out_of_time_finds_it_cancelled() -> None:
     assert run_to_end(engine) == {}
 
 
+def test_deadlines_of_those_who_end_long_before_are_not_kept() -> None:
+    engine, clock = make()
+    short = SamplingParams(max_tokens=1, ignore_eos=True)
+    engine.add_request(LONG, PARAMS, request_id="stays", time_limit=2.0)
+    for index in range(210):
+        engine.add_request([1], short, request_id=str(index), time_limit=3600.0)
+        if index % 7 == 6:
+            engine.step()
+    assert len(engine._scan._deadlines) < 100
+    clock.advance(2)
+    outcomes = {output.request_id: output.outcome for output in engine.step()}
+    assert outcomes["stays"] is not None
+    assert outcomes["stays"].reason is Reason.DEADLINE
+
+
 @pytest.mark.parametrize("time_limit", [-1, math.nan, math.inf])
 def test_a_time_that_is_none_is_refused(time_limit: float) -> None:
     with pytest.raises(ValueError, match="it must be in"):
