@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from tests.servers.stacks import STACKS, Stack
 from tests.servers.ways import WAYS, Way
+from tests.servers.work import LONG_WORK, WORK, WORK_BEHIND, named
 
 __all__ = ["EXEMPTIONS", "Cell", "Outcome", "all_cells", "some_cells"]
 
@@ -76,6 +77,13 @@ class Cell:
         if "rst" not in self.way_name and self.way.reads and not self.is_tls:
             names.remove("RESET")
         return frozenset(names)
+
+    @property
+    def request_name(self) -> str:
+        """The name of its request, whose work ends by the leave alone where that must be heard."""
+        if self.is_ours and not self.names & {"quiet", "done"}:
+            return named(str(self), LONG_WORK)
+        return named(str(self), WORK_BEHIND if self.kind == "last" else WORK)
 
     def accepts(self, outcome: Outcome) -> bool:
         """Whether it is as it must be; of the servers without us everything is."""

@@ -14,6 +14,7 @@ from typing import IO, cast
 
 from tests.servers.cells import Outcome
 from tests.servers.measure import Events, outcome_of
+from tests.servers.work import LONG_WORK, WORK, named
 from tests.support.asgi_servers import running
 
 __all__ = ["ACTS", "KINDS", "MODES", "Rpc", "measure_rpcs"]
@@ -22,7 +23,7 @@ ACTS = {"cancel": "the client cancels", "killed": "its process is killed", "dead
 KINDS = {"wait": "coroutine", "stream": "stream", "thread": "function in a thread"}
 MODES = {"own": "its own cancel", "ours": "`Interceptor()`"}
 #: Seconds; before it the work has begun.
-_DEADLINE = 0.5
+_DEADLINE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,13 @@ class Rpc:
     def names(self) -> frozenset[str]:
         """The outcome must have one of these, where it is ours."""
         return frozenset({"DEADLINE" if self.act == "deadline" else "RESET"})
+
+    @property
+    def request_name(self) -> str:
+        """What it sends. Its work ends by the leave alone where that must be heard."""
+        if self.mode == "ours":
+            return named(str(self), LONG_WORK)
+        return named(str(self), WORK + (_DEADLINE if self.act == "deadline" else 0))
 
     def accepts(self, outcome: Outcome) -> bool:
         return self.mode == "own" or outcome.name in self.names
@@ -53,7 +61,7 @@ def measure_rpcs() -> dict[Rpc, Outcome]:
         events = ends.enter_context(contextlib.closing(Events(Path(folder) / "events")))
         words = ["tests.servers.grpc_server"]
         ends.enter_context(running(words, fds=[], events=events.path, log=log))
-        serving = events.wait_for("", "serving", within=30.0)
+        serving = events.wait_for("", "serving")
         assert serving is not None, log.read_text()
         with ThreadPoolExecutor() as pool:
             for found in pool.map(
@@ -65,13 +73,15 @@ def measure_rpcs() -> dict[Rpc, Outcome]:
 
 def _leave(events: Events, port: int, mode: str, act: str) -> dict[Rpc, Outcome]:
     rpcs = [Rpc(mode, kind, act) for kind in KINDS]
-    words = [str(port), *(word for rpc in rpcs for word in ("--rpc", rpc.kind, str(rpc)))]
+    words = [str(port), *(word for rpc in rpcs for word in ("--rpc", rpc.kind, rpc.request_name))]
     if act == "deadline":
         words += ["--timeout", str(_DEADLINE)]
     with _client(words) as client:
         for rpc in rpcs:
-            assert events.wait_for(str(rpc), "ready", within=30.0), f"{rpc} did not begin"
-        started = [cast("dict[str, int]", events.wait_for(str(rpc), "started")) for rpc in rpcs]
+            assert events.wait_for(rpc.request_name, "ready"), f"{rpc} did not begin"
+        started = [
+            cast("dict[str, int]", events.wait_for(rpc.request_name, "started")) for rpc in rpcs
+        ]
         at_ns = [time.monotonic_ns()] * len(rpcs)
         if act == "cancel":
             cast("IO[bytes]", client.stdin).write(b"\n")
@@ -82,7 +92,7 @@ def _leave(events: Events, port: int, mode: str, act: str) -> dict[Rpc, Outcome]
             at_ns = [line["at_ns"] + int(_DEADLINE * 1e9) for line in started]
         outcomes = {}
         for rpc, left_at in zip(rpcs, at_ns, strict=True):
-            outcome = outcome_of(events, str(rpc), left_at)
+            outcome = outcome_of(events, rpc.request_name, left_at)
             # A deadline counts from the call on, and is a little earlier than from the work on.
             outcomes[rpc] = replace(outcome, ms=max(outcome.ms, 0.0))
         return outcomes

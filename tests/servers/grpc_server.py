@@ -14,7 +14,7 @@ from grpc import aio
 
 from disconnect_watch.adapters.grpc import Interceptor, client_token
 from disconnect_watch.token import CancelToken
-from tests.servers.work import WORK, chunks, note, told
+from tests.servers.work import chunks, note, seconds_of, told
 
 SERVICE = "Work"
 
@@ -31,7 +31,7 @@ class Handlers:
         note("started", name)
         note("ready", name)
         try:
-            await asyncio.sleep(WORK)
+            await asyncio.sleep(seconds_of(name))
         except BaseException:
             told(name, token)
             raise
@@ -47,10 +47,10 @@ class Handlers:
         token = self._token(context)
         note("started", name)
         note("ready", name)
-        if self._is_ours and token.wait(WORK):
+        if self._is_ours and token.wait(seconds_of(name)):
             told(name, token)
         elif not self._is_ours:
-            time.sleep(WORK)
+            time.sleep(seconds_of(name))
         note("done", name)
         return b""
 

@@ -21,7 +21,7 @@ from disconnect_watch.testing import LeavingClient, wait_until
 from disconnect_watch.testing.ways import part
 from tests.servers.cells import Cell, Outcome
 from tests.servers.stacks import STACKS, Stack
-from tests.servers.work import CHUNK, HALF, QUICK, WORK
+from tests.servers.work import CHUNK, HALF, QUICK, seconds_of
 from tests.support.asgi_servers import launched, running
 from tests.support.net import unread_bytes
 
@@ -46,7 +46,7 @@ class Events:
         self._reader = threading.Thread(target=self._read, name="test-events")
         self._reader.start()
 
-    def wait_for(self, name: str, *events: str, within: float = 6 * WORK) -> dict[str, Any] | None:
+    def wait_for(self, name: str, *events: str, within: float = _PATIENCE) -> dict[str, Any] | None:
         """The first of these that is said of a request; None where nothing is."""
 
         def find() -> dict[str, Any] | None:
@@ -170,7 +170,7 @@ def measure_all(cells: Sequence[Cell]) -> dict[Cell, Outcome]:
 
 def measure(cell: Cell, server: Running) -> Outcome:
     """Let one client come and leave, and hear what the server says of it. Threads: any."""
-    name = str(cell)
+    name = cell.request_name
     prefix = _prefix(cell.stack, cell.mode, cell.num_middlewares)
     path = f"{prefix}/{cell.kind}/{name}"
     after = f"{prefix}/quick/after-{name}"
@@ -244,7 +244,7 @@ def _leave(cell: Cell, client: LeavingClient) -> int:
 
 def outcome_of(events: Events, name: str, at_ns: int) -> Outcome:
     """What became of a handler whose client left then."""
-    said = events.wait_for(name, "noticed", "done")
+    said = events.wait_for(name, "noticed", "done", within=seconds_of(name) + 5)
     if said is None:
         return Outcome("lost")
     if said["event"] == "done":

@@ -9,7 +9,7 @@ What happens goes line by line, as JSON, into the pipe that ``DW_EVENTS`` names:
     settled    after an answer that is long over: the reason of its token, where there is one
     zombie     a request was begun that lay behind the one whose client left
 
-The path of a request ends in the kind of its answer and its name:
+The path of a request ends in the kind of its answer and its name, see ``named``:
 
     /wait/NAME     nothing is sent
     /half/NAME     the head and half of a body of known length
@@ -30,10 +30,25 @@ from typing import Any
 from disconnect_watch.token import CancelToken
 from tests.support.frameworks import Answering
 
-__all__ = ["CHUNK", "HALF", "QUICK", "WORK", "chunks", "note", "told", "work"]
+__all__ = [
+    "CHUNK",
+    "HALF",
+    "LONG_WORK",
+    "QUICK",
+    "WORK",
+    "WORK_BEHIND",
+    "chunks",
+    "named",
+    "note",
+    "seconds_of",
+    "told",
+    "work",
+]
 
 #: Seconds of work. A handler that gets through them was never told.
 WORK = 1.0
+#: Seconds of work of a handler that must be told, and is even where the machine is slow.
+LONG_WORK = 20.0
 #: Seconds of work behind an answer, and until a token that is silent stays so.
 WORK_BEHIND = 0.3
 
@@ -41,6 +56,16 @@ CHUNK = b"data: 1\n\n"
 HALF = bytes(500)
 QUICK = b"quick"
 _FLOOD = bytes(1 << 24)
+
+
+def named(name: str, seconds: float) -> str:
+    """The name of a request that is to work so long."""
+    return f"{name}~{seconds:g}"
+
+
+def seconds_of(name: str) -> float:
+    """How long a request of that name works."""
+    return float(name.rpartition("~")[2])
 
 
 def note(event: str, name: str, **more: Any) -> None:
@@ -79,7 +104,7 @@ async def chunks(name: str, token: CancelToken) -> AsyncIterator[bytes]:
     try:
         yield CHUNK
         note("ready", name)
-        await asyncio.sleep(WORK)
+        await asyncio.sleep(seconds_of(name))
         yield CHUNK
     except BaseException:
         told(name, token)
@@ -104,13 +129,13 @@ async def _answer(exchange: Answering, kind: str, name: str) -> None:
         await exchange.write(CHUNK)
     if kind == "last":
         await exchange.end()
-        await asyncio.sleep(WORK_BEHIND)
+        await asyncio.sleep(seconds_of(name))
         return
     note("ready", name)
     if kind == "flood":
         await exchange.write(_FLOOD)
         await exchange.write(CHUNK)
-    await asyncio.sleep(WORK)
+    await asyncio.sleep(seconds_of(name))
     if kind == "half":
         await exchange.write(HALF)
     if kind != "wait":
