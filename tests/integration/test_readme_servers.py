@@ -7,7 +7,6 @@ of a small application, whose handler waits in ``asyncio.sleep`` and says so.
 import contextlib
 import os
 import re
-import socket
 import subprocess
 import sys
 import textwrap
@@ -19,7 +18,7 @@ import grpc
 import pytest
 
 from disconnect_watch.testing import LeavingClient, Way, serving
-from tests.support.net import wait_until
+from tests.support.net import held_port, wait_until
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -206,9 +205,9 @@ def is_cancelled_when_its_client_leaves(port: int, output: Path) -> None:
 
 
 @pytest.fixture
-def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+def port() -> Iterator[int]:
+    with held_port() as port:
+        yield port
 
 
 @pytest.mark.parametrize("command", [line for line in commands() if "--http" not in line])

@@ -24,7 +24,7 @@ from disconnect_watch.watcher import default_watcher
 from tests.support.documents import blocks_of
 from tests.support.http import Client
 from tests.support.loops import LoopRunner
-from tests.support.net import open_fds, until, wait_until
+from tests.support.net import held_port, open_fds, until, wait_until
 from tests.support.sanic_app import sanic_server
 
 Main = Callable[[int], Awaitable[None]]
@@ -237,11 +237,15 @@ def test_a_route_that_is_not_watched_has_no_token(run: LoopRunner, app: Sanic[An
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Iterator[tuple[int, list[str]]]:
+def port() -> Iterator[int]:
+    with held_port() as port:
+        yield port
+
+
+@pytest.fixture
+def command(tmp_path: Path, port: int) -> Iterator[tuple[int, list[str]]]:
     """The page's application under Sanic's own command: its port, and what it says."""
     (tmp_path / "app.py").write_text("\n".join(blocks_of("adapters/sanic.md")))
-    with bind("127.0.0.1", 0) as taken:
-        port: int = taken.getsockname()[1]
     options = f"--host 127.0.0.1 --port {port} --single-process --access-logs --no-motd"
     process = subprocess.Popen(
         [sys.executable, "-m", "sanic", "app:app", *options.split()],

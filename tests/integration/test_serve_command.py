@@ -20,7 +20,7 @@ from disconnect_watch.backends.engine import EngineBackend
 from disconnect_watch.engine import DEFAULT_MODEL
 from disconnect_watch.server import bind
 from tests.support.command import FREE_PORTS, running
-from tests.support.net import vanish, wait_until
+from tests.support.net import held_port, vanish, wait_until
 from tests.support.serve import Client
 
 STREAM = "/v2/models/tiny/generate_stream"
@@ -229,9 +229,8 @@ def test_a_port_in_use_is_told_before_anything_heavy_is_loaded() -> None:
 @pytest.mark.usefixtures("root_logger")
 def test_one_port_for_both_is_an_error_that_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     # Symptom: "Bad file descriptor".
-    with bind("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
-    said = fails_to_serve(capsys, "--http-port", str(port), "--metrics-port", str(port))
+    with held_port() as port:
+        said = fails_to_serve(capsys, "--http-port", str(port), "--metrics-port", str(port))
     assert said == (
         f"disconnect-watch: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
     )

@@ -7,14 +7,13 @@ the foreground, so that the process that was started is the one that is ended.
 import contextlib
 import os
 import re
-import signal
 import socket
 import subprocess
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.net import wait_until
+from tests.support.net import held_port, wait_until
 from tests.support.tls import PEM
 from tests.support.tools import path_of
 
@@ -193,36 +192,34 @@ def version_of(name: str) -> str:
 @contextlib.contextmanager
 def behind(name: str, upstream_port: int, directory: Path) -> Iterator[dict[str, int]]:
     """A proxy with all its fronts, ready; yields their ports by name."""
+    program = PROGRAMS[name]
     fronts = {key: front for key, front in FRONTS.items() if front.program == name}
-    process, ports = _started(PROGRAMS[name], fronts, upstream_port, directory)
-    try:
-        yield ports
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(10)
-        finally:
-            process.kill()  # does nothing where it has ended
-            process.wait(10)
-
-
-def _started(
-    program: Program, fronts: dict[str, Front], upstream_port: int, directory: Path
-) -> tuple[subprocess.Popen[bytes], dict[str, int]]:
-    """Start it on free ports; on others where somebody was faster to take one."""
-    log = directory / "output"
-    for _ in range(3):
-        ports = dict(zip(fronts, _free_ports(len(fronts)), strict=True))
-        config = directory / "config"
-        config.write_text(
-            program.config(
-                {front: ports[key] for key, front in fronts.items()}, upstream_port, directory
+    config, log = directory / "config", directory / "output"
+    with contextlib.ExitStack() as end:
+        with contextlib.ExitStack() as held:
+            ports = {key: held.enter_context(held_port()) for key in fronts}
+            config.write_text(
+                program.config(
+                    {front: ports[key] for key, front in fronts.items()}, upstream_port, directory
+                )
             )
-        )
-        process = _launched(program, config, log)
-        if _is_ready(process, ports.values()):
-            return process, ports
-    raise AssertionError(f"{program.name} did not start: {log.read_text()[-2000:]}")
+            process = end.enter_context(_running(program, config, log))
+            wait_until(lambda: process.poll() is not None or all(map(_listens, ports.values())), 30)
+        assert process.poll() is None, f"{name} did not start: {log.read_text()[-2000:]}"
+        yield ports
+
+
+@contextlib.contextmanager
+def _running(program: Program, config: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    process = _launched(program, config, log)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        process.kill()  # does nothing where it has ended
+        process.wait(20)
 
 
 def _launched(program: Program, config: Path, log: Path) -> subprocess.Popen[bytes]:
@@ -236,25 +233,6 @@ def _launched(program: Program, config: Path, log: Path) -> subprocess.Popen[byt
             stderr=output,
             env={**os.environ, **home},
         )
-
-
-def _is_ready(process: subprocess.Popen[bytes], ports: Collection[int]) -> bool:
-    """Wait until it listens; False if it ended instead."""
-    try:
-        wait_until(lambda: process.poll() is not None or all(map(_listens, ports)), 20)
-    except AssertionError:
-        process.kill()
-        process.wait()
-        raise
-    return process.poll() is None
-
-
-def _free_ports(num: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        socks = [stack.enter_context(socket.socket()) for _ in range(num)]
-        for sock in socks:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in socks]
 
 
 def _listens(port: int) -> bool:

@@ -5,7 +5,6 @@ import ctypes
 import json
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from disconnect_watch.ports import bind
 from tests.support.http import Client
 from tests.support.net import wait_until
 
@@ -132,20 +132,21 @@ def launched(
 
     It may not listen yet. Where it is given a socket, it is that which listens.
     """
-    with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
-        port = listening.getsockname()[1]
-        family = name.partition("-")[0].replace("ours", "uvicorn")
-        template = SERVERS[name] + (f" {TLS_OPTIONS[family]}" if is_tls else "")
-        if family == "granian":
-            listening.close()
+    family = name.partition("-")[0].replace("ours", "uvicorn")
+    template = SERVERS[name] + (f" {TLS_OPTIONS[family]}" if is_tls else "")
+    with bind("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+        fds = []
+        if "{fd}" in template:
+            sock.listen(128)
+            fds.append(sock.fileno())
         words = template.format(
             app=app,
-            fd=listening.fileno(),
+            fd=sock.fileno(),
             port=port,
             cert=TLS / "cert.pem",
             key=TLS / "key.pem",
         ).split()
-        fds = [] if family == "granian" else [listening.fileno()]
         with running(words, fds=fds, events=events, log=log) as process:
             yield port, process
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from disconnect_watch import Reason
+from disconnect_watch.ports import bind
 from disconnect_watch.testing import Way, until, wait_until
 from disconnect_watch.testing.child import hand_to_child
 from disconnect_watch.testing.vanish import vanish
@@ -29,6 +30,7 @@ __all__ = [
     "connected",
     "dial",
     "fill",
+    "held_port",
     "listener",
     "open_fds",
     "options_of",
@@ -85,6 +87,18 @@ def listener(kind: str) -> Iterator[socket.socket]:
         listening.bind(f"{directory}/s" if kind == "unix" else (_HOSTS[kind], 0))
         listening.listen(16)
         yield listening
+
+
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """A TCP port of 127.0.0.1 for a server that can only be told a number.
+
+    A port that is merely known to have been free may be anybody's by the time the server
+    is there. One that is bound is given to nobody, but a server that sets ``SO_REUSEADDR``,
+    as all do, may bind it, too, and listen, which we do not.
+    """
+    with bind("127.0.0.1", 0) as held:
+        yield held.getsockname()[1]
 
 
 @contextlib.contextmanager
