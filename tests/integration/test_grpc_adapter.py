@@ -113,6 +113,9 @@ def handlers_of(record: Record) -> dict[str, Callable[..., Any]]:
     }
 
 
+#: Seconds until a deadline: the first in which the handler begins, however busy the machine.
+PATIENCE = (0.1, 1, 10)
+
 ENDLESS = [
     "unary_unary waits",
     "stream_unary waits",
@@ -197,9 +200,12 @@ def test_an_rpc_whose_deadline_is_over_says_so(run: LoopRunner, name: str) -> No
 
     async def main() -> None:
         async with calling(record) as channel:
-            rpc = call(channel, name, timeout=0.1)
+            for timeout in PATIENCE:
+                rpc = call(channel, name, timeout=timeout)
+                assert await rpc.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                if record.tokens:
+                    break
             await until(lambda: record.ended)
-            assert await rpc.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             assert record.tokens[0].reason is Reason.DEADLINE
 
     run(main)
@@ -338,9 +344,13 @@ def test_the_page_of_documentation_works_as_written(run: LoopRunner) -> None:
         names = run_blocks("adapters/grpc.md")
         server, port = await names["serve"]("127.0.0.1:0")
         async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            rpc = channel.unary_unary("/demo.Infer/Infer")(b"prompt", timeout=0.1)
-            assert await rpc.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            await until(lambda: names["stopped"] == [Reason.DEADLINE])
+            for timeout in PATIENCE:
+                rpc = channel.unary_unary("/demo.Infer/Infer")(b"prompt", timeout=timeout)
+                assert await rpc.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                with contextlib.suppress(AssertionError):  # it may not have begun
+                    await until(lambda: names["stopped"], 2)
+                    break
+            assert names["stopped"] == [Reason.DEADLINE]
         await server.stop(0)
 
     run(main)
