@@ -27,6 +27,7 @@ BEYOND_THE_CORE = [
     "gpu",
     "integration/test_*_adapter*",
     "integration/test_doctor.py",
+    "integration/test_models_*",
     "integration/test_readme_servers.py",
     "integration/test_serve_*",
     "integration/test_stress.py",

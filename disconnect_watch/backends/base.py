@@ -2,10 +2,13 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from disconnect_watch.engine import EngineStats, Outcome, RequestOutput, SamplingParams
 from disconnect_watch.token import CancelToken
+
+if TYPE_CHECKING:
+    # What runs Python models is a process without the engine, and so without torch.
+    from disconnect_watch.engine import EngineStats, Outcome, RequestOutput, SamplingParams
 
 __all__ = ["Backend", "OutputStream", "Tensor"]
 
@@ -29,10 +32,10 @@ class OutputStream(Protocol):
         EngineClosedError: the work stopped underneath it.
     """
 
-    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+    def __aiter__(self) -> AsyncIterator["RequestOutput"]:
         """It iterates over itself."""
 
-    def __anext__(self) -> Awaitable[RequestOutput]:
+    def __anext__(self) -> Awaitable["RequestOutput"]:
         """Wait for the next output."""
 
     def close(self) -> None:
@@ -74,7 +77,7 @@ class Backend(Protocol):
         self,
         request_id: str,
         prompt: str | Sequence[int],
-        params: SamplingParams,
+        params: "SamplingParams",
         *,
         cancel: CancelToken,
         priority: int = 0,
@@ -94,10 +97,10 @@ class Backend(Protocol):
             EngineClosedError: nothing is taken any more.
         """
 
-    def stats(self) -> EngineStats:
+    def stats(self) -> "EngineStats":
         """Counters and gauges of now."""
 
-    def listen(self, on_outcome: Callable[[str, Outcome], None]) -> None:
+    def listen(self, on_outcome: "Callable[[str, Outcome], None]") -> None:
         """Call ``on_outcome`` with id and outcome, once per admitted request that ended."""
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "adapters": {"errors", "token", "watcher", "aio"},
     "engine": {"errors", "token"},
     "kernels": {"errors", "token"},
-    "backends": {"errors", "token", "engine", "kernels"},
+    "backends": {"_core", "errors", "token", "engine", "kernels"},
     "server": {"errors", "ports", "token", "watcher", "aio", "adapters", "engine", "backends"},
     "disagg": {"errors", "token", "engine", "backends"},
     "testing": {"ports"},

@@ -1,0 +1,355 @@
+"""One instance of a model: its worker process, and the requests that it has."""
+
+import asyncio
+import itertools
+import logging
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from disconnect_watch.backends.infer import Code, InferError, InferTensor, Parameter
+from disconnect_watch.backends.pending import Pending
+from disconnect_watch.backends.python_model.calls import CallServer
+from disconnect_watch.backends.python_model.messages import (
+    Kind,
+    pack_tensor,
+    unpack_error,
+    unpack_tensor,
+)
+from disconnect_watch.backends.python_model.process import WorkerProcess
+
+__all__ = ["Answer", "Instance", "LoadError", "Owner", "Setup"]
+
+_logger = logging.getLogger("disconnect_watch.models")
+
+#: Triton's log levels of models, as those of ``logging``.
+_LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
+
+#: Sequence flags of a request, as models see them.
+_START, _END = 1, 2
+
+
+class LoadError(Exception):
+    """A model could not be made; the message is the model's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model made of a request, or a part of it."""
+
+    outputs: list[InferTensor]
+    error: InferError | None
+    parameters: dict[str, Parameter]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What an instance is told to make.
+
+    Attributes:
+        directory: of the version.
+        name: of the instance.
+        kind: ``CPU`` or ``GPU``.
+        config: of the model, as JSON.
+    """
+
+    directory: str
+    repository: str
+    filename: str
+    model: str
+    version: int
+    name: str
+    kind: str
+    device: str
+    config: str
+
+
+class Owner(Protocol):
+    """The model that an instance works for."""
+
+    def executed(self, batch: list[Pending], started_ns: int, ended_ns: int) -> None:
+        """``execute`` has returned, which was called with these requests."""
+
+    def answered(self, pending: Pending, answer: Answer | None, *, is_final: bool) -> None:
+        """A request has one more answer; None with ``is_final`` tells that there are no more."""
+
+    def instance_idle(self) -> None:
+        """It can be given a batch."""
+
+    def instance_died(self, instance: "Instance", message: str) -> None:
+        """Its process has ended by itself. What it had is failed already."""
+
+    def request_died(self, pending: Pending, error: InferError) -> None:
+        """A request was in the process when it ended."""
+
+
+class Instance:
+    """One instance.
+
+    Args:
+        setup: what to make, ``config`` of which may be completed by the model.
+        kill_after: seconds after which the process is ended if all that it has was
+            cancelled and it has not stopped; None for never.
+
+    Threads: the loop's only.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        owner: Owner,
+        calls: CallServer,
+        *,
+        kill_after: float | None,
+    ) -> None:
+        self.setup = setup
+        self._owner = owner
+        self._calls = calls
+        self._kill_after = kill_after
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        self._batch: list[Pending] = []
+        self._in_flight: dict[int, Pending] = {}
+        self._kill_timer: asyncio.TimerHandle | None = None
+        self._ready: asyncio.Future[str | None] | None = None
+        self._process: WorkerProcess | None = None
+        self._is_ready = False
+        self._is_closing = False
+        self._why_killed = ""
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process; None before the first start."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the model is made and its process runs."""
+        return self._is_ready
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a batch given now would be begun now."""
+        return self._is_ready and not self._batch and not self._is_closing
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that the process has, cancelled ones included."""
+        return len(self._in_flight)
+
+    async def start(self, *, auto_complete: bool = False) -> str | None:
+        """Start the process; returns the configuration as the model completed it, if asked to.
+
+        With ``auto_complete`` the model itself is only made by ``initialize``.
+
+        Raises:
+            LoadError: the model could not be made; the process has ended.
+        """
+        self._is_closing = False
+        self._ready = self._loop.create_future()
+        self._process = WorkerProcess(
+            self._loop,
+            on_message=self._message,
+            on_call=self._call,
+            on_exit=self._exited,
+        )
+        setup = self.setup
+        self._process.send(
+            Kind.INIT,
+            {
+                "directory": setup.directory,
+                "repository": setup.repository,
+                "filename": setup.filename,
+                "name": setup.model,
+                "version": setup.version,
+                "instance": setup.name,
+                "kind": setup.kind,
+                "device": setup.device,
+                "config": setup.config,
+                "auto_complete": auto_complete,
+            },
+        )
+        return await self._until_ready()
+
+    async def initialize(self, config: str) -> None:
+        """Make the model with its final configuration, after ``start(auto_complete=True)``.
+
+        Raises:
+            LoadError: it could not be made; the process has ended.
+        """
+        assert self._process is not None
+        self._ready = self._loop.create_future()
+        if self._process.has_ended.is_set():
+            raise LoadError(f"the process of '{self.setup.name}' ended while it was loaded")
+        self._process.send(Kind.INIT, {"config": config})
+        await self._until_ready()
+
+    async def _until_ready(self) -> str | None:
+        assert self._ready is not None
+        assert self._process is not None
+        try:
+            return await self._ready
+        except BaseException:
+            self._is_closing = True
+            self._process.kill()
+            await self._process.has_ended.wait()
+            raise
+
+    def execute(self, batch: list[Pending]) -> None:
+        """Give it a batch; it must be idle."""
+        process = self._process
+        assert process is not None
+        arena = process.arena
+        now_ns = time.monotonic_ns()
+        packed = []
+        for pending in batch:
+            request = pending.request
+            pending.dispatched_ns = now_ns
+            pending.number = next(self._numbers)
+            self._in_flight[pending.number] = pending
+            token = request.cancel
+            packed.append(
+                (
+                    pending.number,
+                    request.id,
+                    request.sequence_id,
+                    request.sequence_start * _START + request.sequence_end * _END,
+                    request.timeout_us,
+                    token.slot,
+                    token.generation,
+                    request.parameters,
+                    request.requested_outputs,
+                    [pack_tensor(tensor, arena) for tensor in (*request.inputs, *pending.controls)],
+                )
+            )
+        self._batch = batch
+        process.send(Kind.EXECUTE, packed)
+
+    def sweep(self) -> None:
+        """Look whether all that it has was cancelled."""
+        if self._kill_after is None or not self._in_flight or self._kill_timer is not None:
+            return
+        due = self._kill_due()
+        if due is not None:
+            self._kill_timer = self._loop.call_later(
+                max(0.0, due - time.monotonic()), self._kill_if_due
+            )
+
+    def _kill_due(self) -> float | None:
+        """When the process is to be ended; None while somebody waits for it."""
+        assert self._kill_after is not None
+        tokens = [pending.request.cancel for pending in self._in_flight.values()]
+        if not tokens or not all(token.cancelled for token in tokens):
+            return None
+        now = time.monotonic()
+        return max(token.cancelled_at or now for token in tokens) + self._kill_after
+
+    def _kill_if_due(self) -> None:
+        self._kill_timer = None
+        due = self._kill_due()
+        if due is None:
+            return
+        if due > time.monotonic():
+            self.sweep()
+            return
+        assert self._process is not None
+        self._why_killed = (
+            f"it went on for {self._kill_after} s after all its requests were cancelled"
+        )
+        self._process.kill()
+
+    async def close(self, grace: float) -> None:
+        """End the process, in its own way if that takes no more than ``grace`` seconds.
+
+        What it has is failed. Idempotent.
+        """
+        self._is_closing = True
+        self._is_ready = False
+        if self._process is not None:
+            await self._process.close(grace)
+
+    def _message(self, message: list[Any]) -> None:
+        kind = message[0]
+        if kind == Kind.DONE:
+            self._done(*message[1:])
+        elif kind == Kind.RESPONSE:
+            _, number, packed, is_final = message
+            # Unpacked in any case, since that is what gives the memory back.
+            answer = None if packed is None else self._unpack(packed)
+            pending = self._in_flight.get(number)
+            if pending is not None:
+                if is_final:
+                    del self._in_flight[number]
+                self._owner.answered(pending, answer, is_final=is_final)
+        elif kind == Kind.LOG:
+            _, level, text = message
+            _logger.log(_LEVELS[level], "%s: %s", self.setup.name, text)
+        else:
+            assert kind == Kind.READY, kind
+            self._told_ready(*message[1:])
+
+    def _told_ready(self, config: str | None, error: str | None) -> None:
+        assert self._ready is not None
+        if self._ready.done():
+            return
+        if error is not None:
+            self._ready.set_exception(LoadError(error))
+        else:
+            self._is_ready = config is None
+            self._ready.set_result(config)
+
+    def _done(self, started_ns: int, ended_ns: int, answers: list[Any]) -> None:
+        batch, self._batch = self._batch, []
+        run = [
+            pending for pending, packed in zip(batch, answers, strict=True) if packed is not False
+        ]
+        if run:
+            self._owner.executed(run, started_ns, ended_ns)
+        for pending, packed in zip(batch, answers, strict=True):
+            if packed is None:
+                continue  # its sender answers
+            self._in_flight.pop(pending.number, None)
+            self._owner.answered(
+                pending, None if packed is False else self._unpack(packed), is_final=True
+            )
+        self._owner.instance_idle()
+
+    def _unpack(self, packed: list[Any]) -> Answer:
+        assert self._process is not None
+        outputs, error, parameters = packed
+        arena = self._process.arena
+        return Answer(
+            [unpack_tensor(tensor, arena) for tensor in outputs],
+            None if error is None else unpack_error(error),
+            parameters,
+        )
+
+    def _call(self, message: list[Any]) -> None:
+        assert self._process is not None
+        self._calls.begin(self._process, message, self._in_flight.values())
+
+    def _exited(self, status: int) -> None:
+        was_ready, self._is_ready = self._is_ready, False
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+            self._kill_timer = None
+        assert self._process is not None
+        self._calls.end(self._process)
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        message = (
+            f"the process of '{self.setup.name}' ended ({self._why_killed or how}) "
+            "while it worked on the request"
+        )
+        self._why_killed = ""
+        lost = list(self._in_flight.values())
+        self._in_flight.clear()
+        self._batch = []
+        for pending in lost:
+            self._owner.request_died(pending, InferError(Code.INTERNAL, message))
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(
+                LoadError(f"the process of '{self.setup.name}' ended ({how}) while it was loaded")
+            )
+        elif was_ready and not self._is_closing:
+            self._owner.instance_died(self, how)
