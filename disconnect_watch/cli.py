@@ -85,6 +85,9 @@ def serve(
     model_name: Annotated[
         str | None, typer.Option(help="Name in URLs; without it the directory's.")
     ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="Jinja file to take for the model's own chat template.")
+    ] = None,
     http_address: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     http_port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     metrics_port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8002,
@@ -136,7 +139,10 @@ def serve(
             )
             try:
                 backend = EngineBackend.from_pretrained(
-                    model or DEFAULT_MODEL, name=model_name, config=config
+                    model or DEFAULT_MODEL,
+                    name=model_name,
+                    config=config,
+                    chat_template=chat_template,
                 )
             except CheckpointError as error:
                 _fail(str(error))

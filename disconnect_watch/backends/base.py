@@ -8,7 +8,13 @@ from disconnect_watch.token import CancelToken
 
 if TYPE_CHECKING:
     # What runs Python models is a process without the engine, and so without torch.
-    from disconnect_watch.engine import EngineStats, Outcome, RequestOutput, SamplingParams
+    from disconnect_watch.engine import (
+        ChatTemplate,
+        EngineStats,
+        Outcome,
+        RequestOutput,
+        SamplingParams,
+    )
 
 __all__ = ["Backend", "OutputStream", "Tensor"]
 
@@ -70,8 +76,22 @@ class Backend(Protocol):
         """What a response has."""
 
     @property
+    def chat_template(self) -> "ChatTemplate | None":
+        """How a chat becomes a prompt; None where the model knows none."""
+
+    @property
     def is_ready(self) -> bool:
         """Whether a request sent now would be worked on. Turns false for good if it died."""
+
+    def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Turn text into token ids. Threads: any.
+
+        Raises:
+            ValueError: it is no unicode.
+        """
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to the text. Threads: any."""
 
     async def submit(
         self,

@@ -8,6 +8,7 @@ from urllib.parse import quote
 from disconnect_watch.backends.base import Tensor
 from disconnect_watch.engine import (
     DEFAULT_MODEL,
+    ChatTemplate,
     Engine,
     EngineConfig,
     EngineStats,
@@ -50,6 +51,7 @@ class EngineBackend:
     Args:
         engine: not to be used by others from now on, but for its ledgers.
         name: of the model in URLs.
+        chat_template: of the model; None refuses chats.
     """
 
     version = "1"
@@ -57,8 +59,11 @@ class EngineBackend:
     inputs = INPUTS
     outputs = OUTPUTS
 
-    def __init__(self, engine: Engine, *, name: str) -> None:
+    def __init__(
+        self, engine: Engine, *, name: str, chat_template: ChatTemplate | None = None
+    ) -> None:
         self.name = name
+        self.chat_template = chat_template
         self.engine = engine
         # Replaced as a whole, so that the engine's thread may read it at any time.
         self._listeners: tuple[Callable[[str, Outcome], None], ...] = ()
@@ -72,23 +77,38 @@ class EngineBackend:
         *,
         name: str | None = None,
         config: EngineConfig | None = None,
+        chat_template: Path | None = None,
     ) -> Self:
         """Load a Hugging Face directory and serve it.
 
         Args:
+            chat_template: a Jinja file to take for the directory's own template, if it has one.
             name: of the model; None takes the directory's. Percent-encoded where a path
                 needs it, since the frontend takes names as the client wrote them.
 
         Raises:
             CheckpointError, ValueError: see ``Engine.from_pretrained``.
         """
+        template = ChatTemplate.of_directory(path, file=chat_template)
         engine = Engine.from_pretrained(path, config)
-        return cls(engine, name=quote(path.resolve().name if name is None else name, safe=""))
+        return cls(
+            engine,
+            name=quote(path.resolve().name if name is None else name, safe=""),
+            chat_template=template,
+        )
 
     @property
     def is_ready(self) -> bool:
         """False once it was closed, or its thread died of an error."""
         return self._thread.is_accepting
+
+    def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """See ``Tokenizer.encode``."""
+        return self.engine.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """See ``Tokenizer.bytes_of``."""
+        return self.engine.tokenizer.bytes_of(token_id)
 
     async def submit(
         self,

@@ -59,16 +59,36 @@ class ChatTemplate:
         Raises:
             CheckpointError: there is none, or it is no template.
         """
+        template = cls.of_directory(path)
+        if template is None:
+            raise CheckpointError(
+                f"{path} has no chat template, give chat_template.jinja or send a plain prompt"
+            )
+        return template
+
+    @classmethod
+    def of_directory(
+        cls, path: str | Path, *, file: str | Path | None = None
+    ) -> "ChatTemplate | None":
+        """As ``from_pretrained``; None where the directory has no template.
+
+        Args:
+            file: a template to take for the directory's own default.
+
+        Raises:
+            CheckpointError: it is no template, or the file cannot be read.
+        """
         path = Path(path)
         config = _object_or_nothing(path / "tokenizer_config.json")
         templates = _templates_of(config.get("chat_template"))
         # Files count more than the entry, as they do for transformers.
-        for name, file in _files(path):
-            templates[name] = file.read_text(encoding="utf-8")
+        files = [*_files(path), *([] if file is None else [("default", Path(file))])]
+        try:
+            templates |= {name: each.read_text(encoding="utf-8") for name, each in files}
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"cannot read the chat template: {error}") from error
         if not templates:
-            raise CheckpointError(
-                f"{path} has no chat template, give chat_template.jinja or send a plain prompt"
-            )
+            return None
         named = {**_object_or_nothing(path / "special_tokens_map.json"), **config}
         tokens = {name: _text_of(named[name]) for name in TOKENS if named.get(name)}
         return cls(templates, tokens=tokens)

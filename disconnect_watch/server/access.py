@@ -9,6 +9,7 @@ from typing import Any
 
 from disconnect_watch.adapters import LEAVES, TOKEN_KEY
 from disconnect_watch.engine import Outcome
+from disconnect_watch.server.outcome import joined
 from disconnect_watch.token import CancelToken
 
 __all__ = ["RECORD_KEY", "AccessLog", "RequestRecord"]
@@ -47,6 +48,16 @@ class RequestRecord:
     def has_left(self) -> bool:
         """Whether the client is known to be gone."""
         return self.token.reason in LEAVES
+
+    def time_left(self, timeout: float | None) -> float | None:
+        """Of the seconds that a client gives its request, those that are left of it now."""
+        if timeout is None:
+            return None
+        return max(0.0, timeout - (time.monotonic_ns() - self._started_ns) / 1e9)
+
+    def add_outcome(self, outcome: Outcome) -> None:
+        """Take the outcome of one part of it; what is told is that of all so far."""
+        self.outcome = outcome if self.outcome is None else joined(self.outcome, outcome)
 
     def fields(self) -> dict[str, object]:
         """The line's fields; those of the engine only if the request reached it."""

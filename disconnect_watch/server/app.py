@@ -23,6 +23,10 @@ from disconnect_watch.server.kserve import (
     server_metadata,
 )
 from disconnect_watch.server.metrics import CONTENT_TYPE, Metrics
+from disconnect_watch.server.openai.chat import chat_completions
+from disconnect_watch.server.openai.completions import completions
+from disconnect_watch.server.openai.errors import error_document
+from disconnect_watch.server.openai.models import list_models, retrieve_model
 
 __all__ = ["create_app", "create_metrics_app"]
 
@@ -59,6 +63,10 @@ def create_app(frontend: Frontend, metrics: Metrics) -> AccessLog:
             _route("GET", "/v2/health/live", live),
             _route("GET", "/v2/health/ready", ready),
             _route("GET", "/metrics", scrape),
+            _route("GET", "/v1/models", list_models),
+            _route("GET", "/v1/models/{model:path}", retrieve_model),
+            _route("POST", "/v1/completions", completions),
+            _route("POST", "/v1/chat/completions", chat_completions),
             *(
                 _route(method, prefix + path, endpoint)
                 for prefix in (MODEL, VERSION)
@@ -117,7 +125,7 @@ async def answer_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     if isinstance(error, CancelledByPeer):
         return Silence()
-    response = _error(error.status, str(error))
+    response = _error(request, error.status, str(error), error)
     if error.is_final:
         response.headers["x-should-retry"] = "false"
     return response
@@ -126,13 +134,16 @@ async def answer_request_error(request: Request, error: Exception) -> Response:
 async def answer_http_error(request: Request, error: Exception) -> Response:
     """No such path, or not with this method; in Triton's form."""
     assert isinstance(error, HTTPException)
-    return _error(error.status_code, error.detail)
+    return _error(request, error.status_code, error.detail)
 
 
 async def answer_crash(request: Request, error: Exception) -> Response:
     """A bug of ours. uvicorn logs the traceback; the client learns nothing of it."""
-    return _error(500, "internal error")
+    return _error(request, 500, "internal error")
 
 
-def _error(status: int, message: str) -> Response:
-    return Response(encode({"error": message}), status, media_type="application/json")
+def _error(request: Request, status: int, message: str, error: Exception | None = None) -> Response:
+    """An error in the words of the API that was called."""
+    is_openai = request.scope["path"].startswith("/v1/")
+    document = error_document(status, message, error) if is_openai else {"error": message}
+    return Response(encode(document), status, media_type="application/json")

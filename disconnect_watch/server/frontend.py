@@ -1,5 +1,6 @@
 """What the routes share: the models, the limits, and who is being served now."""
 
+import time
 from dataclasses import dataclass
 
 from disconnect_watch.backends import Backend
@@ -48,6 +49,8 @@ class Frontend:
     def __init__(self, *backends: Backend, max_body_bytes: int = 1 << 26) -> None:
         self.backends = {backend.name: backend for backend in backends}
         self.max_body_bytes = max_body_bytes
+        #: Seconds since the epoch.
+        self.started_at = int(time.time())
         self._live: set[Running] = set()
         self._is_draining = False
 
@@ -80,21 +83,23 @@ class Frontend:
         return backend
 
     async def submit(
-        self, backend: Backend, generation: Generation, record: RequestRecord
+        self, backend: Backend, generation: Generation, record: RequestRecord, *, part: int = 0
     ) -> Running:
         """Hand a request to its backend; returns when it is queued.
 
         Its token is kept at hand for a shutdown until it has ended or was closed.
+
+        Args:
+            part: which of several that one request asks for, from 0.
 
         Raises:
             RequestError: it can't be taken.
         """
         if self._is_draining:
             raise ShuttingDownError("the server is shutting down")
-        prefix = generation.prefix
         try:
             outputs = await backend.submit(
-                record.request_id,
+                f"{record.request_id}.{part}" if part else record.request_id,
                 generation.prompt,
                 generation.params,
                 cancel=record.token,
@@ -102,19 +107,21 @@ class Frontend:
                 time_limit=generation.time_limit,
             )
         except QueueFullError as error:
-            raise OverloadedError(f"{prefix}Exceeds maximum queue size: {error}") from error
+            raise OverloadedError(
+                f"{generation.prefix}Exceeds maximum queue size: {error}"
+            ) from error
         except EngineClosedError as error:
-            raise FailedError(f"{prefix}{error}") from error
+            raise FailedError(f"{generation.prefix}{error}") from error
         except ValueError as error:
             # The engine's word for a prompt that it can't take.
-            raise ProtocolError(f"{prefix}{error}") from error
+            raise ProtocolError(f"{generation.prefix}{error}") from error
 
         def end(running: Running, outcome: Outcome | None) -> None:
             self._live.discard(running)
             if outcome is not None:
-                record.outcome = outcome
+                record.add_outcome(outcome)
 
-        running = Running(outputs, token=record.token, prefix=prefix, on_end=end)
+        running = Running(outputs, token=record.token, prefix=generation.prefix, on_end=end)
         self._live.add(running)
         return running
 

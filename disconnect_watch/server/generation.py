@@ -26,6 +26,7 @@ class Generation:
         client_id: the client's own name for it, echoed and used for nothing else.
         priority: the lowest number runs first.
         time_limit: seconds that it may take; None for no limit.
+        prefix: what stands before a complaint about it.
     """
 
     prompt: str | Sequence[int]
@@ -33,11 +34,7 @@ class Generation:
     client_id: str = ""
     priority: int = 0
     time_limit: float | None = None
-
-    @property
-    def prefix(self) -> str:
-        """What Triton puts before a complaint about it."""
-        return f"[request id: {cut(self.client_id) or '<id_unknown>'}] "
+    prefix: str = ""
 
 
 def parse_generation(document: dict[str, Any], backend: Backend) -> Generation:
@@ -91,6 +88,7 @@ def parse_generation(document: dict[str, Any], backend: Backend) -> Generation:
         client_id=client_id,
         priority=priority,
         time_limit=time_limit,
+        prefix=_prefix(client_id),
     )
 
 
@@ -106,6 +104,11 @@ def parse_time_limit(name: str, value: Any) -> float:
         return float(value)
     except OverflowError:
         raise ProtocolError(f"{name} is {shown(value)}, it must be a number of seconds") from None
+
+
+def _prefix(client_id: str) -> str:
+    """What Triton puts before a complaint about a request."""
+    return f"[request id: {cut(client_id) or '<id_unknown>'}] "
 
 
 def _elements(tensor: Tensor, value: Any) -> Any:
@@ -125,8 +128,8 @@ def _require_all(backend: Backend, inputs: dict[str, Any], client_id: str) -> No
     required = [tensor.name for tensor in backend.inputs if not tensor.is_optional]
     if missing := [name for name in required if name not in inputs]:
         raise ProtocolError(
-            f"[request id: {cut(client_id) or '<id_unknown>'}] expected number of inputs between "
-            f"{len(required)} and {len(backend.inputs)} but got {len(inputs)} inputs for model "
-            f"'{backend.name}'. Got input(s) {list(inputs)}, but missing required input(s) "
-            f"{missing}. Please provide all required input(s)."
+            f"{_prefix(client_id)}expected number of inputs between {len(required)} and "
+            f"{len(backend.inputs)} but got {len(inputs)} inputs for model '{backend.name}'. "
+            f"Got input(s) {list(inputs)}, but missing required input(s) {missing}. Please "
+            "provide all required input(s)."
         )

@@ -4,7 +4,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from disconnect_watch.backends import Tensor
 from disconnect_watch.backends.engine import INPUTS, OUTPUTS
-from disconnect_watch.engine import EngineStats, Outcome, RequestOutput, SamplingParams
+from disconnect_watch.engine import (
+    ChatTemplate,
+    EngineStats,
+    Outcome,
+    RequestOutput,
+    SamplingParams,
+)
 from disconnect_watch.token import CancelToken
 
 FINISHED = Outcome("finished", finish_reason="length", num_generated_tokens=3)
@@ -22,6 +28,7 @@ class ScriptedBackend:
     platform = "script"
     inputs: Sequence[Tensor] = INPUTS
     outputs: Sequence[Tensor] = OUTPUTS
+    chat_template: ChatTemplate | None = None
 
     def __init__(
         self,
@@ -38,6 +45,12 @@ class ScriptedBackend:
         self.is_closed = False
         self.calls: list[tuple[str | Sequence[int], SamplingParams]] = []
         self.num_open = 0
+
+    def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id])
 
     async def submit(
         self,

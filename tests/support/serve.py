@@ -17,7 +17,14 @@ from disconnect_watch.adapters.uvicorn import H11, HalfClose, HttpTools, h11, ht
 from disconnect_watch.adapters.uvicorn._watched import WatchedProtocol
 from disconnect_watch.backends import Backend
 from disconnect_watch.backends.engine import EngineBackend
-from disconnect_watch.engine import DEFAULT_MODEL, Engine, EngineConfig, ModelConfig, Outcome
+from disconnect_watch.engine import (
+    DEFAULT_MODEL,
+    ChatTemplate,
+    Engine,
+    EngineConfig,
+    ModelConfig,
+    Outcome,
+)
 from disconnect_watch.engine.checkpoint import load_model
 from disconnect_watch.engine.model import LlamaModel
 from disconnect_watch.engine.tokenizer import Tokenizer
@@ -181,7 +188,9 @@ def serving_engine(
 ) -> Iterator[Serving]:
     """The frontend with a watcher of its own, as ``serve`` puts it together."""
     watcher = Watcher()
-    backend = EngineBackend(engine, name="tiny")
+    backend = EngineBackend(
+        engine, name="tiny", chat_template=ChatTemplate.from_pretrained(DEFAULT_MODEL)
+    )
     frontend = Frontend(backend, max_body_bytes=max_body_bytes)
     metrics = metrics_of(frontend, watcher)
     outcomes: dict[str, list[Outcome]] = {}

@@ -8,7 +8,7 @@ import pytest
 from disconnect_watch.adapters import TOKEN_KEY
 from disconnect_watch.engine import Outcome
 from disconnect_watch.server import Frontend, create_app
-from disconnect_watch.server.access import AccessLog
+from disconnect_watch.server.access import AccessLog, RequestRecord
 from disconnect_watch.token import CancelToken, Reason
 from tests.support.backends import ScriptedBackend
 from tests.support.serve import metrics_of, post_json, request_app
@@ -183,3 +183,13 @@ async def test_who_leaves_with_the_whole_answer_is_no_reason(
     (line,) = log.records
     assert line.__dict__["status"] == 200
     assert "reason" not in line.__dict__
+
+
+def test_the_time_that_is_left_counts_from_the_requests_beginning() -> None:
+    record = RequestRecord(CancelToken())
+    assert record.time_left(None) is None
+    record._started_ns -= 5_000_000_000
+    left = record.time_left(7.0)
+    assert left is not None
+    assert 0 < left <= 2
+    assert record.time_left(3.0) == 0
