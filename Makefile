@@ -125,6 +125,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench.baselines
 	$(BIN)/python -m bench.scaling
 	$(BIN)/python -m bench.adapters
+	$(BIN)/python -m bench.flag_check
 	$(BIN)/python -m bench.plot
 
 # On a machine with a GPU: the tests that only it can run, and what it measures.
@@ -138,6 +139,7 @@ bench-quick: $(VENV)/.dev
 	$(BIN)/python -m bench.baselines --quick
 	$(BIN)/python -m bench.scaling --quick
 	$(BIN)/python -m bench.adapters --quick
+	$(BIN)/python -m bench.flag_check --quick
 
 # For $(PYTHON) alone. The tag says how new the glibc of this machine is: a wheel that
 # older systems take comes from a run in a manylinux container.

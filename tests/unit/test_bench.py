@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench import _build, latency, watch_cost
+from bench import _build, flag_check, latency, watch_cost
 from bench._bare_loop import BareLoop
 from bench._conditions import Condition, Conditions
 from bench._harness import CURVE, Report, Row, median_of_ratios, ratio_of_medians, run_command
@@ -324,6 +324,27 @@ def test_latency_runs_and_writes_its_results(tmp_path: Path) -> None:
     assert {ratio["name"] for ratio in results["ratios"]} >= {
         f"close to flag, {condition}" for condition in Condition
     }
+
+
+@pytest.mark.slow
+def test_flag_check_runs_and_writes_its_results(tmp_path: Path) -> None:
+    config = flag_check.Config(
+        num_rows=(2,),
+        num_waiting=3,
+        num_rounds=2,
+        num_steps=2,
+        num_calls=10,
+        has_instructions=False,
+    )
+    path = tmp_path / "flag_check.json"
+    flag_check.run(config).write(path)
+    results = json.loads(path.read_text())
+    assert_schema(results)
+    medians = {row["name"]: row["median"] for row in results["rows"]}
+    of = "2 that decode, 3 that wait"
+    assert medians[f"a look at all flags, {of}"] > 0
+    assert medians[f"a read of one request's flags, {of}"] > 0
+    assert medians[f"flag checks of a step, {of}"] > 0
 
 
 @pytest.mark.slow
