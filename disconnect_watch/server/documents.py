@@ -34,7 +34,7 @@ _MESSAGES = (
 _STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*')
 
 
-def decode_object(body: bytes) -> dict[str, Any]:
+def decode_object(body: bytes | memoryview) -> dict[str, Any]:
     """Parse a request body that must be a JSON object.
 
     Raises:
@@ -47,7 +47,7 @@ def decode_object(body: bytes) -> dict[str, Any]:
         raise ProtocolError("JSON nesting depth exceeds maximum allowed limit") from None
     except msgspec.DecodeError as error:
         raise MalformedJSONError(
-            f"failed to parse the request JSON buffer: {_locate(body, str(error))}"
+            f"failed to parse the request JSON buffer: {_locate(bytes(body), str(error))}"
         ) from None
     if not isinstance(value, dict):
         raise ProtocolError(f"request JSON must be an object, got {type(value).__name__}")

@@ -20,6 +20,7 @@ __all__ = [
     "ProtocolError",
     "RequestError",
     "ShuttingDownError",
+    "UnsupportedError",
 ]
 
 
@@ -31,7 +32,7 @@ class RequestError(DisconnectWatchError):
         is_final: whether clients are told not to try again, which their libraries would.
     """
 
-    status: ClassVar[int]
+    status: int
     is_final: ClassVar[bool] = False
 
 
@@ -61,6 +62,12 @@ class OverloadedError(RequestError):
 
 class ShuttingDownError(OverloadedError):
     """The server ends before the request could."""
+
+
+class UnsupportedError(RequestError):
+    """Asked for something that this server, or this model, does not do."""
+
+    status = 501
 
 
 class FailedError(RequestError):

@@ -1,19 +1,17 @@
 """Reading a request body no further than the limit."""
 
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
 from starlette.requests import Request
 
 from disconnect_watch.server.errors import CancelledByPeer, ProtocolError
 
-__all__ = ["read_body"]
+__all__ = ["read_all", "read_body"]
 
 
 async def read_body(request: Request, max_body_bytes: int) -> bytes:
     """Take the whole body of a request.
-
-    A body that announces its size is refused before a byte of it is kept; one that
-    comes in chunks, as soon as it has grown past the limit. What the client still sends
-    of it is dropped by uvicorn: closing the connection instead would reset it, and the
-    reset often takes the answer with it.
 
     Raises:
         ProtocolError: larger than the limit, or encoded.
@@ -23,18 +21,46 @@ async def read_body(request: Request, max_body_bytes: int) -> bytes:
     if request.headers.get("content-encoding", "").lower() not in ("identity", ""):
         raise ProtocolError("Unsupported content-encoding, only 'identity' is supported.")
     announced = int(request.headers.get("content-length", 0))
+    return bytes(await read_all(request.receive, announced, max_body_bytes))
+
+
+async def read_all(
+    receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
+    announced: int,
+    max_body_bytes: int,
+) -> bytes | bytearray:
+    """Take the whole body by ``receive``, and copy it no oftener than it comes in pieces.
+
+    A body that announces its size is refused before a byte of it is kept; one that
+    comes in chunks, as soon as it has grown past the limit. What the client still sends
+    of it is dropped by uvicorn: closing the connection instead would reset it, and the
+    reset often takes the answer with it.
+
+    Args:
+        announced: by ``Content-Length``; 0 where the request has none.
+
+    Raises:
+        ProtocolError: larger than the limit.
+        CancelledByPeer: the client left before the body was complete.
+    """
     if announced > max_body_bytes:
         raise _too_large(f"{announced} bytes", max_body_bytes)
-    body = bytearray()
+    body: bytes | bytearray = b""
     while True:
-        message = await request.receive()
+        message = await receive()
         if message["type"] == "http.disconnect":
             raise CancelledByPeer("the client left while it sent its request")
-        body += message.get("body", b"")
+        piece = message.get("body", b"")
+        if not body:
+            body = piece
+        elif isinstance(body, bytearray):
+            body += piece
+        else:
+            body = bytearray(body) + piece
         if len(body) > max_body_bytes:
             raise _too_large(f"more than {max_body_bytes} bytes", max_body_bytes)
         if not message.get("more_body", False):
-            return bytes(body)
+            return body
 
 
 def _too_large(size: str, limit: int) -> ProtocolError:
