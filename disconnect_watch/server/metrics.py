@@ -5,15 +5,17 @@ own, copied at the scrape; only the three histograms are fed as it goes, once pe
 cancelled request, on the engine's thread.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from disconnect_watch.backends.statistics import ModelStatistics
 from disconnect_watch.engine import EngineStats, Outcome
 from disconnect_watch.engine.outcome import Phase
+from disconnect_watch.server.model_metrics import render_models
 from disconnect_watch.watcher import WatcherStats
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
@@ -39,9 +41,10 @@ class Metrics:
     """The registry of one application; two applications in a process do not mix.
 
     Args:
-        engine: reads the engine's counters.
+        engine: reads the engine's counters; None where there is no engine.
         watcher: reads the watcher's.
         num_unacked: counts the requests that are cancelled and not ended.
+        models: reads what models that take tensors have done.
 
     Threads: ``observe`` from any, ``render`` from those that the three readers allow.
     """
@@ -49,10 +52,12 @@ class Metrics:
     def __init__(
         self,
         *,
-        engine: Callable[[], EngineStats],
+        engine: Callable[[], EngineStats] | None,
         watcher: Callable[[], WatcherStats],
         num_unacked: Callable[[], int],
+        models: Callable[[], Sequence[ModelStatistics]] = tuple,
     ) -> None:
+        self._models = models
         self.registry = CollectorRegistry()
         self._detect = self._histogram(
             "dw_detect_seconds",
@@ -84,7 +89,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """Everything in Prometheus' text format, of type ``CONTENT_TYPE``."""
-        return generate_latest(self.registry)
+        return generate_latest(self.registry) + render_models(self._models())
 
 
 class Snapshot(Collector):
@@ -96,7 +101,7 @@ class Snapshot(Collector):
 
     def __init__(
         self,
-        engine: Callable[[], EngineStats],
+        engine: Callable[[], EngineStats] | None,
         watcher: Callable[[], WatcherStats],
         num_unacked: Callable[[], int],
     ) -> None:
@@ -106,7 +111,8 @@ class Snapshot(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._watcher_metrics(self._watcher())
-        yield from self._engine_metrics(self._engine())
+        if self._engine is not None:
+            yield from self._engine_metrics(self._engine())
         yield GaugeMetricFamily(
             "dw_unacked_cancels",
             "Requests whose cancel flag is set and whose outcome is not known yet",
