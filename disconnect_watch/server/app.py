@@ -15,18 +15,12 @@ from disconnect_watch.server.documents import encode
 from disconnect_watch.server.errors import CancelledByPeer, RequestError
 from disconnect_watch.server.frontend import Frontend
 from disconnect_watch.server.generate import generate, generate_stream
-from disconnect_watch.server.kserve import (
-    live,
-    model_metadata,
-    model_ready,
-    ready,
-    server_metadata,
-)
 from disconnect_watch.server.metrics import CONTENT_TYPE, Metrics
 from disconnect_watch.server.openai.chat import chat_completions
 from disconnect_watch.server.openai.completions import completions
 from disconnect_watch.server.openai.errors import error_document
 from disconnect_watch.server.openai.models import list_models, retrieve_model
+from disconnect_watch.server.v2.routes import V2
 
 __all__ = ["create_app", "create_metrics_app"]
 
@@ -59,22 +53,17 @@ def create_app(frontend: Frontend, metrics: Metrics) -> AccessLog:
     """
     app = Starlette(
         routes=[
-            _route("GET", "/v2", server_metadata),
-            _route("GET", "/v2/health/live", live),
-            _route("GET", "/v2/health/ready", ready),
             _route("GET", "/metrics", scrape),
             _route("GET", "/v1/models", list_models),
             _route("GET", "/v1/models/{model:path}", retrieve_model),
             _route("POST", "/v1/completions", completions),
             _route("POST", "/v1/chat/completions", chat_completions),
             *(
-                _route(method, prefix + path, endpoint)
+                _route("POST", prefix + path, endpoint)
                 for prefix in (MODEL, VERSION)
-                for method, path, endpoint in (
-                    ("GET", "", model_metadata),
-                    ("GET", "/ready", model_ready),
-                    ("POST", "/generate", generate),
-                    ("POST", "/generate_stream", generate_stream),
+                for path, endpoint in (
+                    ("/generate", generate),
+                    ("/generate_stream", generate_stream),
                 )
             ),
         ],
@@ -87,7 +76,7 @@ def create_app(frontend: Frontend, metrics: Metrics) -> AccessLog:
     app.router.redirect_slashes = False
     app.state.frontend = frontend
     app.state.metrics = metrics
-    return AccessLog(app)
+    return AccessLog(V2(app, frontend))
 
 
 def create_metrics_app(metrics: Metrics) -> ASGIApp:

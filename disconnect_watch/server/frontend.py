@@ -1,9 +1,11 @@
 """What the routes share: the models, the limits, and who is being served now."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from disconnect_watch.backends import Backend
+from disconnect_watch.backends.models import Models
 from disconnect_watch.engine import Outcome
 from disconnect_watch.engine.errors import EngineClosedError, QueueFullError
 from disconnect_watch.server.access import RequestRecord
@@ -15,8 +17,12 @@ from disconnect_watch.server.errors import (
     ShuttingDownError,
 )
 from disconnect_watch.server.generation import Generation
+from disconnect_watch.server.log_settings import LogSettings
+from disconnect_watch.server.options import FrontendOptions
 from disconnect_watch.server.running import Running
-from disconnect_watch.token import Reason
+from disconnect_watch.server.v2.shared_memory import SharedMemory
+from disconnect_watch.server.v2.trace_settings import TraceSettings
+from disconnect_watch.token import CancelToken, Reason
 
 __all__ = ["Frontend", "FrontendStats"]
 
@@ -40,15 +46,27 @@ class Frontend:
     """The served models and their running requests.
 
     Args:
-        backends: one a model; the frontend does not close them.
-        max_body_bytes: of a request.
+        backends: engines, one a model; the frontend does not close them, nor the rest.
+        models: those that take tensors, if any.
+        options: None for the defaults.
 
     Threads: the loop's only.
     """
 
-    def __init__(self, *backends: Backend, max_body_bytes: int = 1 << 26) -> None:
+    def __init__(
+        self,
+        *backends: Backend,
+        models: Models | None = None,
+        options: FrontendOptions | None = None,
+    ) -> None:
         self.backends = {backend.name: backend for backend in backends}
-        self.max_body_bytes = max_body_bytes
+        self.models = models
+        self.options = options or FrontendOptions()
+        self.memory = SharedMemory(is_allowed=self.options.allow_client_shm)
+        self.log_settings = LogSettings()
+        self.trace_settings = TraceSettings()
+        #: Of requests that take tensors.
+        self._tokens: set[CancelToken] = set()
         #: Seconds since the epoch.
         self.started_at = int(time.time())
         self._live: set[Running] = set()
@@ -57,15 +75,19 @@ class Frontend:
     def stats(self) -> FrontendStats:
         """How many requests are being generated, and whether more are taken."""
         return FrontendStats(
-            num_live=len(self._live),
-            num_unacked=sum(running.token.cancelled for running in self._live),
+            num_live=len(self._live) + len(self._tokens),
+            num_unacked=sum(token.cancelled for token in self._cancellable()),
             is_draining=self._is_draining,
         )
 
     @property
     def is_ready(self) -> bool:
         """Whether a request sent now would be served."""
-        return not self._is_draining and all(b.is_ready for b in self.backends.values())
+        return (
+            not self._is_draining
+            and all(backend.is_ready for backend in self.backends.values())
+            and (self.models is None or self.models.is_ready(strict=self.options.strict_readiness))
+        )
 
     def find(self, model: str, version: str | None) -> Backend:
         """The backend of a model.
@@ -95,8 +117,7 @@ class Frontend:
         Raises:
             RequestError: it can't be taken.
         """
-        if self._is_draining:
-            raise ShuttingDownError("the server is shutting down")
+        self._refuse_while_draining()
         try:
             outputs = await backend.submit(
                 f"{record.request_id}.{part}" if part else record.request_id,
@@ -125,10 +146,31 @@ class Frontend:
         self._live.add(running)
         return running
 
+    def begin(self, token: CancelToken) -> None:
+        """Keep the token of a request at hand for a shutdown, until ``end``.
+
+        Raises:
+            ShuttingDownError: no more are taken.
+        """
+        self._refuse_while_draining()
+        self._tokens.add(token)
+
+    def end(self, token: CancelToken) -> None:
+        """The other half of ``begin``."""
+        self._tokens.discard(token)
+
     def begin_drain(self) -> None:
         """Take no more requests; those that run go on."""
         self._is_draining = True
 
     def cancel_all(self, reason: Reason = Reason.SHUTDOWN) -> int:
         """Set the token of every running request; returns how many were not set before."""
-        return sum(running.token.cancel(reason) for running in self._live)
+        return sum(token.cancel(reason) for token in self._cancellable())
+
+    def _cancellable(self) -> Iterator[CancelToken]:
+        yield from (running.token for running in self._live)
+        yield from self._tokens
+
+    def _refuse_while_draining(self) -> None:
+        if self._is_draining:
+            raise ShuttingDownError("the server is shutting down")

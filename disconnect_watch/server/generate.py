@@ -89,7 +89,7 @@ class Answer:
 async def _accept(request: Request) -> tuple[Backend, Generation, RequestRecord]:
     frontend: Frontend = request.app.state.frontend
     record: RequestRecord = request.scope["state"][RECORD_KEY]
-    body = await read_body(request, frontend.max_body_bytes)
+    body = await read_body(request, frontend.options.max_body_bytes)
     backend = frontend.find(request.path_params["model"], request.path_params.get("version"))
     return backend, parse_generation(decode_object(body), backend), record
 

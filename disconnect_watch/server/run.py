@@ -19,6 +19,7 @@ from disconnect_watch.ports import listen
 from disconnect_watch.server.app import create_app, create_metrics_app
 from disconnect_watch.server.frontend import Frontend
 from disconnect_watch.server.metrics import Metrics
+from disconnect_watch.server.options import FrontendOptions
 from disconnect_watch.watcher import Watcher, default_watcher
 
 __all__ = ["FrontendProtocol", "FrontendServer", "ServeOptions", "make_server", "serve"]
@@ -231,7 +232,7 @@ async def _serve(
     options: ServeOptions,
     announce: Callable[[], None],
 ) -> None:
-    frontend = Frontend(backend, max_body_bytes=options.max_body_bytes)
+    frontend = Frontend(backend, options=FrontendOptions(max_body_bytes=options.max_body_bytes))
     metrics = Metrics(
         engine=backend.stats,
         watcher=lambda: default_watcher().stats(),

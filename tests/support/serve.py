@@ -28,7 +28,14 @@ from disconnect_watch.engine import (
 from disconnect_watch.engine.checkpoint import load_model
 from disconnect_watch.engine.model import LlamaModel
 from disconnect_watch.engine.tokenizer import Tokenizer
-from disconnect_watch.server import Frontend, Metrics, ServeOptions, bind, create_app
+from disconnect_watch.server import (
+    Frontend,
+    FrontendOptions,
+    Metrics,
+    ServeOptions,
+    bind,
+    create_app,
+)
 from disconnect_watch.server.run import make_server
 from disconnect_watch.testing import ThreadedServer as ThreadedServer
 from disconnect_watch.testing import serving
@@ -87,14 +94,17 @@ def packaged_engine(**config: Any) -> Engine:
 
 
 def metrics_of(frontend: Frontend, watcher: Watcher | None = None) -> Metrics:
-    """Metrics over a frontend's first backend."""
+    """Metrics over a frontend's first backend, and its models."""
     if watcher is None:
         with Watcher(driver="loop") as idle:
             nothing = idle.stats()
+    engine = next(iter(frontend.backends.values()), None)
+    models = frontend.models
     return Metrics(
-        engine=next(iter(frontend.backends.values())).stats,
+        engine=engine.stats if engine is not None else None,
         watcher=lambda: nothing if watcher is None else watcher.stats(),
         num_unacked=lambda: frontend.stats().num_unacked,
+        models=models.statistics if models is not None else tuple,
     )
 
 
@@ -191,7 +201,7 @@ def serving_engine(
     backend = EngineBackend(
         engine, name="tiny", chat_template=ChatTemplate.from_pretrained(DEFAULT_MODEL)
     )
-    frontend = Frontend(backend, max_body_bytes=max_body_bytes)
+    frontend = Frontend(backend, options=FrontendOptions(max_body_bytes=max_body_bytes))
     metrics = metrics_of(frontend, watcher)
     outcomes: dict[str, list[Outcome]] = {}
     backend.listen(metrics.observe)

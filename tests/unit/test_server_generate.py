@@ -10,7 +10,7 @@ import pytest
 from disconnect_watch.adapters import TOKEN_KEY
 from disconnect_watch.engine import Outcome, SamplingParams
 from disconnect_watch.engine.errors import EngineClosedError, PromptTooLongError, QueueFullError
-from disconnect_watch.server import Frontend, create_app
+from disconnect_watch.server import Frontend, FrontendOptions, create_app
 from disconnect_watch.server.errors import MalformedJSONError, ProtocolError
 from disconnect_watch.server.generation import parse_generation
 from disconnect_watch.token import CancelToken, Reason
@@ -373,7 +373,7 @@ async def test_a_body_over_the_limit_is_refused(announces: bool) -> None:
             yield body[start : start + 10]
 
     response = await post_json(
-        Frontend(ScriptedBackend("a"), max_body_bytes=100),
+        Frontend(ScriptedBackend("a"), options=FrontendOptions(max_body_bytes=100)),
         GENERATE,
         body if announces else chunks(),
     )

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from disconnect_watch.server import Frontend, ServeOptions, bind
+from disconnect_watch.server import Frontend, FrontendOptions, ServeOptions, bind
 from disconnect_watch.server.run import MAX_HEAD_BYTES, make_server
 from tests.support.backends import ScriptedBackend
 from tests.support.net import wait_until
@@ -121,7 +121,7 @@ def test_a_large_body_counts_for_no_head_behind_it() -> None:
 
 
 def test_a_refused_body_leaves_the_connection_usable() -> None:
-    frontend = Frontend(ScriptedBackend("a"), max_body_bytes=1000)
+    frontend = Frontend(ScriptedBackend("a"), options=FrontendOptions(max_body_bytes=1000))
     with serving_frontend(frontend) as server, Client(server.port) as client:
         client.post("/v2/models/script/generate", b"x" * 300_000)
         assert client.read_response()[0] == 400

@@ -59,7 +59,7 @@ async def read(request: Request, kind: type[T]) -> tuple[Frontend, RequestRecord
     """
     frontend: Frontend = request.app.state.frontend
     record: RequestRecord = request.scope["state"][RECORD_KEY]
-    body = await read_body(request, frontend.max_body_bytes)
+    body = await read_body(request, frontend.options.max_body_bytes)
     return frontend, record, decode_request(kind, body)
 
 

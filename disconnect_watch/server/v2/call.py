@@ -1,0 +1,116 @@
+"""One request below ``/v2`` and its answer, without a framework in between."""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from disconnect_watch.backends.infer import Buffer
+from disconnect_watch.server.access import RECORD_KEY, RequestRecord
+from disconnect_watch.server.documents import encode
+from disconnect_watch.server.frontend import Frontend
+from disconnect_watch.server.limits import read_all
+
+__all__ = ["Answer", "Call", "error_answer", "json_answer"]
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+#: Up to so many bytes, one write of a copy is cheaper than several writes.
+SMALL = 1 << 16
+
+
+@dataclass(slots=True)
+class Answer:
+    """A whole response.
+
+    Attributes:
+        pieces: of the body, sent one behind the other.
+        is_chunked: leave its length unsaid, as Triton does for ``generate``.
+    """
+
+    pieces: list[Buffer] = field(default_factory=list)
+    status: int = 200
+    content_type: bytes = b"application/json"
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    is_chunked: bool = False
+
+    async def send(self, send: Send) -> None:
+        """Send it, a large piece as it is."""
+        pieces = self.pieces
+        size = sum(map(len, pieces))
+        if len(pieces) > 1 and size <= SMALL:
+            pieces = [b"".join(pieces)]
+        headers = [(b"content-type", self.content_type), *self.headers]
+        if not self.is_chunked:
+            headers.append((b"content-length", b"%d" % size))
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        for piece in pieces[:-1]:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        last = pieces[-1] if pieces else b""
+        if self.is_chunked:
+            # A last piece with nothing in it ends the chunks.
+            await send({"type": "http.response.body", "body": last, "more_body": True})
+            last = b""
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+def json_answer(value: object) -> Answer:
+    """A document, status 200."""
+    return Answer([encode(value)])
+
+
+def error_answer(status: int, message: str) -> Answer:
+    """An error in Triton's form."""
+    return Answer([encode({"error": message})], status)
+
+
+class Call:
+    """A request as its handler sees it.
+
+    Attributes:
+        path: what its route found in the path: a model, a version, a region.
+        record: with the token that fires when the client leaves.
+    """
+
+    __slots__ = ("_receive", "frontend", "path", "record", "scope", "send")
+
+    def __init__(
+        self,
+        scope: MutableMapping[str, Any],
+        receive: Receive,
+        send: Send,
+        *,
+        frontend: Frontend,
+        path: dict[str, str | None],
+    ) -> None:
+        self.scope = scope
+        self.send = send
+        self.frontend = frontend
+        self.path = path
+        self.record: RequestRecord = scope["state"][RECORD_KEY]
+        self._receive = receive
+
+    @property
+    def method(self) -> str:
+        """As the client wrote it."""
+        method: str = self.scope["method"]
+        return method
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first header of this name, which is to be given in lower case."""
+        for key, value in self.scope["headers"]:
+            if key == name:
+                found: bytes = value
+                return found
+        return None
+
+    def coding(self) -> str:
+        """The body's ``Content-Encoding``, empty for none."""
+        # RFC 9110 8.4.1: names of codings are case-insensitive.
+        return (self.header(b"content-encoding") or b"").decode("latin-1").strip().lower()
+
+    async def body(self) -> bytes | bytearray:
+        """The whole body, as it came."""
+        announced = int(self.header(b"content-length") or 0)
+        return await read_all(self._receive, announced, self.frontend.options.max_body_bytes)

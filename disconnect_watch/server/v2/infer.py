@@ -1,0 +1,76 @@
+"""``infer``: one request to a model, one response of it."""
+
+from contextlib import aclosing
+
+from disconnect_watch.backends.infer import InferResponse, ServedModel
+from disconnect_watch.server.errors import FailedError, UnsupportedError
+from disconnect_watch.server.v2.call import Answer, Call
+from disconnect_watch.server.v2.compression import accepted_coding, compress, decompress
+from disconnect_watch.server.v2.forward import forwarded_headers
+from disconnect_watch.server.v2.models import find_model
+from disconnect_watch.server.v2.parse import ParsedInfer, header_length_of, parse_infer
+from disconnect_watch.server.v2.render import Rendered, render_infer
+
+__all__ = ["infer"]
+
+_LENGTH = b"inference-header-content-length"
+
+
+async def infer(call: Call) -> Answer:
+    """Run one request of a model with one response."""
+    frontend = call.frontend
+    options = frontend.options
+    model = find_model(call)
+    if model.is_decoupled:
+        raise UnsupportedError(
+            "HTTP end point doesn't support models with decoupled transaction policy"
+        )
+    body = decompress(call.coding(), await call.body(), options.max_body_bytes)
+    parsed = parse_infer(
+        body,
+        header_length_of(call.header(_LENGTH), len(body)),
+        model,
+        memory=frontend.memory,
+        cancel=call.record.token,
+        forwarded=forwarded_headers(call.scope["headers"], options.header_forward_pattern),
+    )
+    try:
+        response = await _run(call, model, parsed)
+        rendered = render_infer(parsed, response, model, strict=options.strict)
+    finally:
+        parsed.close()
+    return _answer(rendered, (call.header(b"accept-encoding") or b"").decode("latin-1"))
+
+
+async def _run(call: Call, model: ServedModel, parsed: ParsedInfer) -> InferResponse:
+    found: InferResponse | None = None
+    num_responses = 0
+    frontend = call.frontend
+    token = call.record.token
+    frontend.begin(token)
+    try:
+        async with aclosing(model.infer(parsed.request)) as responses:
+            async for response in responses:
+                if response.error is not None:
+                    raise response.error
+                if response.outputs or not response.is_final or not num_responses:
+                    found = response
+                    num_responses += 1
+    finally:
+        frontend.end(token)
+    if found is None or num_responses != 1:
+        raise FailedError(f"expected a single response, got {num_responses}")
+    return found
+
+
+def _answer(rendered: Rendered, accepts: str) -> Answer:
+    pieces, headers = rendered.pieces, []
+    content_type = b"application/json"
+    if rendered.header_length is not None:
+        content_type = b"application/octet-stream"
+        headers.append((_LENGTH, b"%d" % rendered.header_length))
+    coding = accepted_coding(accepts) if accepts else "identity"
+    if coding != "identity":
+        pieces = [compress(coding, pieces)]
+        headers.append((b"content-encoding", coding.encode()))
+    return Answer(pieces, 200, content_type, headers)

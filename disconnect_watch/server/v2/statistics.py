@@ -1,0 +1,122 @@
+"""Triton's statistics extension, with its count of responses that were cancelled."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from disconnect_watch.backends import Backend
+from disconnect_watch.backends.statistics import (
+    BatchStatistics,
+    Duration,
+    ModelStatistics,
+    ResponseStatistics,
+)
+from disconnect_watch.server.errors import ModelNotFoundError, ProtocolError
+from disconnect_watch.server.v2.call import Answer, Call, json_answer
+from disconnect_watch.server.v2.models import engine_of
+
+__all__ = ["all_statistics", "model_statistics"]
+
+
+async def all_statistics(call: Call) -> Answer:
+    """Of every version of every model."""
+    frontend = call.frontend
+    of_models = frontend.models.statistics() if frontend.models else ()
+    of_engines = map(_engine_statistics, frontend.backends.values())
+    return _answer((*of_models, *of_engines))
+
+
+async def model_statistics(call: Call) -> Answer:
+    """Of one model, or of one version of it."""
+    name = call.path["model"]
+    try:
+        engine = engine_of(call)
+    except ModelNotFoundError:
+        raise ProtocolError(
+            f"requested model version is not available for model '{name}'"
+        ) from None
+    if engine is not None:
+        return _answer([_engine_statistics(engine)])
+    models = call.frontend.models
+    if models is None:
+        raise ProtocolError(f"requested model '{name}' is not available")
+    return _answer(models.statistics(name, call.path["version"]))
+
+
+def _engine_statistics(engine: Backend) -> ModelStatistics:
+    """What of an engine's counters has a place here; times are in its metrics alone."""
+    statistics = ModelStatistics(engine.name, engine.version)
+    stats = engine.stats()
+    statistics.execution_count = stats.num_steps
+    statistics.num_pending = stats.num_waiting
+    for (kind, _), count in stats.outcomes.items():
+        if kind == "finished":
+            statistics.success.count += count
+        elif kind == "cancelled":
+            statistics.cancel.count += count
+        else:
+            statistics.fail.count += count
+    statistics.inference_count = statistics.queue.count = statistics.success.count
+    for computed in (
+        statistics.compute_input,
+        statistics.compute_infer,
+        statistics.compute_output,
+    ):
+        computed.count = statistics.success.count
+    return statistics
+
+
+def _answer(statistics: Iterable[ModelStatistics]) -> Answer:
+    return json_answer({"model_stats": [_model(each) for each in statistics]})
+
+
+def _model(of: ModelStatistics) -> dict[str, Any]:
+    return {
+        "name": of.name,
+        "version": of.version,
+        "last_inference": of.last_inference_ms,
+        "inference_count": of.inference_count,
+        "execution_count": of.execution_count,
+        "inference_stats": {
+            "success": _duration(of.success),
+            # Triton has no place for cancelled requests but among those that failed.
+            "fail": {
+                "count": of.fail.count + of.cancel.count,
+                "ns": of.fail.ns + of.cancel.ns,
+            },
+            "queue": _duration(of.queue),
+            "compute_input": _duration(of.compute_input),
+            "compute_infer": _duration(of.compute_infer),
+            "compute_output": _duration(of.compute_output),
+            "cache_hit": _duration(of.cache_hit),
+            "cache_miss": _duration(of.cache_miss),
+        },
+        "response_stats": {
+            str(index): _response(each) for index, each in sorted(of.responses.items())
+        },
+        "batch_stats": [_batch(size, each) for size, each in sorted(of.batches.items())],
+        "memory_usage": [],
+    }
+
+
+def _response(of: ResponseStatistics) -> dict[str, Any]:
+    return {
+        "compute_infer": _duration(of.compute_infer),
+        "compute_output": _duration(of.compute_output),
+        "success": _duration(of.success),
+        "fail": _duration(of.fail),
+        "empty_response": _duration(of.empty_response),
+        "cancel": _duration(of.cancel),
+    }
+
+
+def _batch(size: int, of: BatchStatistics) -> dict[str, Any]:
+    return {
+        "batch_size": size,
+        "compute_input": _duration(of.compute_input),
+        "compute_infer": _duration(of.compute_infer),
+        "compute_output": _duration(of.compute_output),
+    }
+
+
+def _duration(duration: Duration) -> dict[str, int]:
+    return {"count": duration.count, "ns": duration.ns}
