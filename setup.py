@@ -53,6 +53,7 @@ HEADERS = [
     "csrc/dw_optin.h",
     "csrc/dw_poller.h",
     "csrc/dw_process.h",
+    "csrc/dw_shared.h",
     "csrc/dw_sock.h",
     "csrc/dw_thread.h",
     "csrc/dw_watch.h",

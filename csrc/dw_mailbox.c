@@ -39,8 +39,17 @@ fail_free:
     return rc;
 }
 
+static bool is_shut(const dw_mailbox *mailbox)
+{
+    /* Relaxed: pairs with the exchange in dw_mailbox_shut. Who must not miss it
+     * asks with the mailbox's lock held, which shut takes before it closes. */
+    return atomic_load_explicit(&mailbox->is_shut, memory_order_relaxed);
+}
+
 int dw_mailbox_fd(const dw_mailbox *mailbox)
 {
+    if (is_shut(mailbox))
+        return DW_ECLOSED;
     return dw_fork_is_child(mailbox->guard) ? DW_EFORKED : mailbox->fd;
 }
 
@@ -108,10 +117,12 @@ void dw_mailbox_forget(dw_mailbox *mailbox, dw_mail *mail)
 int dw_mailbox_drain(dw_mailbox *mailbox, dw_event *events, size_t max_events)
 {
     if (dw_fork_is_child(mailbox->guard))
-        return DW_EFORKED;
+        return is_shut(mailbox) ? 0 : DW_EFORKED;
     int num_events = 0;
     eventfd_t count;
     pthread_mutex_lock(&mailbox->lock);
+    if (is_shut(mailbox))
+        goto unlock;
     eventfd_read(mailbox->fd, &count);
     if (mailbox->is_ended) {
         num_events = DW_ECLOSED;
@@ -137,7 +148,7 @@ void dw_mailbox_wake(dw_mailbox *mailbox)
     if (dw_fork_is_child(mailbox->guard))
         return;
     pthread_mutex_lock(&mailbox->lock);
-    if (mailbox->state == DW_MAILBOX_QUIET)
+    if (mailbox->state == DW_MAILBOX_QUIET && !is_shut(mailbox))
         ring(mailbox);
     pthread_mutex_unlock(&mailbox->lock);
 }
@@ -159,20 +170,36 @@ static bool is_owed(dw_mailbox *mailbox)
     return owed;
 }
 
+void dw_mailbox_shut(dw_mailbox *mailbox)
+{
+    /* Relaxed: pairs with the loads in dw_mailbox_accept and is_shut, which the
+     * locks taken below order. */
+    if (atomic_exchange_explicit(&mailbox->is_shut, true, memory_order_relaxed))
+        return;
+    if (dw_fork_is_child(mailbox->guard)) {
+        /* No lock: the threads that may hold them are not here. */
+        close(mailbox->fd);
+        return;
+    }
+    DW_SYNC_POINT("mailbox:shut-begun");
+    dw_watcher_disown(mailbox->watcher, mailbox);
+    /* No watch names it any more, so the write that a poster may still owe is
+     * the last. */
+    while (is_owed(mailbox))
+        sched_yield();
+    pthread_mutex_lock(&mailbox->lock);
+    close(mailbox->fd);
+    pthread_mutex_unlock(&mailbox->lock);
+}
+
 void dw_mailbox_close(dw_mailbox *mailbox)
 {
     if (!mailbox)
         return;
+    dw_mailbox_shut(mailbox);
     dw_watcher *watcher = mailbox->watcher;
-    if (!dw_fork_is_child(mailbox->guard)) {
-        dw_watcher_disown(watcher, mailbox);
-        /* No watch names it any more, so the write that a poster may still
-         * owe is the last. */
-        while (is_owed(mailbox))
-            sched_yield();
+    if (!dw_fork_is_child(mailbox->guard))
         pthread_mutex_destroy(&mailbox->lock);
-    }
-    close(mailbox->fd);
     free(mailbox);
     dw_watcher_release(watcher);
 }

@@ -8,12 +8,16 @@
  * The fd is written after the connection's lock is given back, so that a woken
  * consumer does not run into it. In between the mailbox is OWED: exactly one
  * poster has it on its list and will write, others need not, drain does not
- * change that, and close waits for it.
+ * change that, and shut waits for it.
+ *
+ * Once it is shut a mailbox is in no watch, and none gets it any more: arm looks
+ * under the connection's lock, which shut takes after it has said so.
  */
 #ifndef DW_MAILBOX_H
 #define DW_MAILBOX_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "dw_thread.h"
 #include "dw_watch.h"
@@ -33,7 +37,8 @@ enum dw_mailbox_state { DW_MAILBOX_QUIET, DW_MAILBOX_OWED, DW_MAILBOX_RUNG };
 struct dw_mailbox {
     dw_watcher *watcher;
     const dw_fork_guard *guard; /* the watcher's */
-    int fd;
+    int fd;                     /* open until it is shut */
+    atomic_bool is_shut;
     dw_mailbox *next_owed; /* of the poster that owes the write */
 
     dw_mailbox *next; /* of the watcher; guarded by its table lock */
@@ -54,12 +59,29 @@ void dw_mailbox_ring_all(dw_mailbox *owed);
 /* Takes mail out again if it is still in; it is the caller's own after that. */
 void dw_mailbox_forget(dw_mailbox *mailbox, dw_mail *mail);
 
+/* Whether a watch of that watcher may deliver to mailbox, or to NULL: nowhere.
+ * With the lock of the watch's connection held.
+ * ERRORS: DW_EINVAL, it is another watcher's; DW_ECLOSED. */
+static inline int dw_mailbox_accept(const dw_mailbox *mailbox,
+                                    const dw_watcher *watcher)
+{
+    if (!mailbox)
+        return DW_OK;
+    if (mailbox->watcher != watcher)
+        return DW_EINVAL;
+    /* Relaxed: pairs with the exchange in dw_mailbox_shut, which the
+     * connection's lock orders. */
+    if (atomic_load_explicit(&mailbox->is_shut, memory_order_relaxed))
+        return DW_ECLOSED;
+    return DW_OK;
+}
+
 /* The watcher is closed: wakes the consumer, whose drain then says so. */
 void dw_mailbox_end(dw_mailbox *mailbox);
 
-/* The watcher's side of create and close (dw_watch.c, dw_watcher.c): adopt takes a reference
- * to the watcher, disown sees that no watch names the mailbox any more,
- * release gives the reference back. ERRORS (adopt): DW_ECLOSED. */
+/* The watcher's side of create, shut and close (dw_watch.c, dw_watcher.c): adopt
+ * takes a reference to the watcher, disown sees that no watch names the mailbox
+ * any more, release gives the reference back. ERRORS (adopt): DW_ECLOSED. */
 int dw_watcher_adopt(dw_watcher *watcher, dw_mailbox *mailbox);
 void dw_watcher_disown(dw_watcher *watcher, dw_mailbox *mailbox);
 void dw_watcher_release(dw_watcher *watcher);

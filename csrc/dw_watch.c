@@ -188,18 +188,24 @@ int dw_watcher_arm(dw_watcher *watcher, dw_conn_id id, dw_flag flag,
     dw_conn *conn = dw_watcher_lock_conn(watcher, id);
     if (!conn)
         return dw_watcher_gone(watcher);
-    int rc = DW_ENOMEM;
     dw_mailbox *owed = NULL;
-    dw_watch *watch = dw_conn_new_watch(conn);
-    if (watch) {
-        watch->mail.event.conn = id;
-        watch->mail.event.cookie = cookie;
-        watch->mailbox = mailbox;
-        watch->flag = flag;
-        watch->mask = mask & DW_MASK_ANY;
-        *out = watch->mail.event.watch;
-        rc = dw_conn_arm(conn, &watcher->shared, watch, &owed);
-    }
+    dw_watch *watch;
+    int rc = dw_mailbox_accept(mailbox, watcher);
+    if (rc)
+        goto unlock;
+    rc = DW_ENOMEM;
+    watch = dw_conn_new_watch(conn);
+    if (!watch)
+        goto unlock;
+    watch->mail.event.conn = id;
+    watch->mail.event.cookie = cookie;
+    watch->mailbox = mailbox;
+    watch->flag = flag;
+    watch->mask = mask & DW_MASK_ANY;
+    *out = watch->mail.event.watch;
+    rc = dw_conn_arm(conn, &watcher->shared, watch, &owed);
+
+unlock:
     dw_lock_release(&conn->lock);
     if (owed)
         dw_mailbox_ring_all(owed);

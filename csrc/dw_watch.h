@@ -28,7 +28,7 @@
  * Lock order: watcher's table lock, connection lock, mailbox lock. No call out
  * of this core with any of them held. arm and disarm make no system call.
  *
- * THREADS: any thread, on any connection. dw_watcher_poll from one at a time.
+ * THREADS: any thread, on any handle, until somebody frees it.
  * Never: consumes a byte or an error of the socket, or sets one of its options,
  * but by the opt-ins at the end, which put back what they found.
  *
@@ -103,7 +103,8 @@ int dw_watcher_detach(dw_watcher *watcher, dw_conn_id conn);
 /* mailbox: where to deliver, or NULL for the flag alone. flag: may be the zero
  * name, for a delivery alone. mask: the reasons that fire it.
  * RETURNS: 0 armed; 1 fired at once: what the mask asks for was seen before.
- * ERRORS: DW_ESTALE, DW_ENOMEM, DW_ECLOSED, DW_EFORKED. */
+ * ERRORS: DW_ESTALE, DW_ENOMEM, DW_EFORKED; DW_ECLOSED, the watcher or the
+ * mailbox; DW_EINVAL, a mailbox of another watcher. */
 int dw_watcher_arm(dw_watcher *watcher, dw_conn_id conn, dw_flag flag,
                    dw_reason_mask mask, dw_mailbox *mailbox, uint64_t cookie,
                    dw_watch_id *out);
@@ -162,7 +163,7 @@ int dw_watcher_unblind(dw_watcher *watcher, dw_conn_id conn, int num_bytes);
 int dw_watcher_reblind(dw_watcher *watcher, dw_conn_id conn);
 
 /* Driver "loop": an fd readable while events wait (borrowed), and one round of
- * handling them. timeout_ms as poll(2). RETURNS (poll): events handled.
+ * handling them, which several threads may do at once. timeout_ms as poll(2). RETURNS (poll): events handled.
  * ERRORS: DW_ENOTSUP with the thread driver. */
 int dw_watcher_fd(dw_watcher *watcher);
 int dw_watcher_poll(dw_watcher *watcher, int timeout_ms);
@@ -175,18 +176,25 @@ int dw_watcher_read_stats(dw_watcher *watcher, dw_watcher_stats *out);
  * OWNERSHIP: returns a mailbox, closed with dw_mailbox_close. */
 int dw_mailbox_create(dw_watcher *watcher, dw_mailbox **out);
 
-/* Readable while events wait. OWNERSHIP: borrowed, valid until close. */
+/* Readable while events wait. OWNERSHIP: borrowed, valid until shut.
+ * ERRORS: DW_ECLOSED, it was shut; DW_EFORKED. */
 int dw_mailbox_fd(const dw_mailbox *mailbox);
 
 /* Clears the fd, then takes up to max_events; what is left makes the fd
- * readable again. RETURNS: the number taken. ERRORS: DW_ECLOSED, DW_EFORKED. */
+ * readable again. RETURNS: the number taken, 0 of one that was shut.
+ * ERRORS: DW_ECLOSED, the watcher was closed; DW_EFORKED. */
 int dw_mailbox_drain(dw_mailbox *mailbox, dw_event *events, size_t max_events);
 
 /* Makes the fd readable with no event: wakes its consumer. */
 void dw_mailbox_wake(dw_mailbox *mailbox);
 
-/* Watches still armed with it stay armed and deliver nowhere. Returns only
- * when no thread will write its fd again; then the fd is closed. */
+/* Watches still armed with it stay armed and deliver nowhere; no other is taken.
+ * Returns only when no thread will write its fd again, and the fd is closed. All
+ * other calls may go on meanwhile and after it. Idempotent: a second call
+ * returns at once. */
+void dw_mailbox_shut(dw_mailbox *mailbox);
+
+/* Shuts and frees it. */
 void dw_mailbox_close(dw_mailbox *mailbox);
 
 #endif

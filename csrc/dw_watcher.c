@@ -213,7 +213,7 @@ void dw_watcher_close(dw_watcher *watcher)
         pthread_join(watcher->thread, NULL);
 
     pthread_mutex_lock(&watcher->lock);
-    while (watcher->is_polling)
+    while (watcher->num_polling)
         pthread_cond_wait(&watcher->is_out, &watcher->lock);
     for (uint32_t slot = 0; slot < watcher->num_used; slot++) {
         dw_conn *conn = &watcher->conns[slot];
@@ -287,15 +287,17 @@ int dw_watcher_poll(dw_watcher *watcher, int timeout_ms)
         pthread_mutex_unlock(&watcher->lock);
         return DW_ECLOSED;
     }
-    watcher->is_polling = true;
+    watcher->num_polling++;
     pthread_mutex_unlock(&watcher->lock);
 
     bool is_stopping;
     int rc = drive(watcher, watcher->poller, timeout_ms, &is_stopping);
 
     pthread_mutex_lock(&watcher->lock);
-    watcher->is_polling = false;
-    pthread_cond_broadcast(&watcher->is_out);
+    if (--watcher->num_polling == 0)
+        pthread_cond_broadcast(&watcher->is_out);
+    else if (is_stopping)
+        watcher->ops->wake(watcher->poller); /* one wake, one of them */
     pthread_mutex_unlock(&watcher->lock);
     return is_stopping ? DW_ECLOSED : rc;
 }

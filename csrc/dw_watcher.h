@@ -39,11 +39,11 @@ struct dw_watcher {
      * reads poller without it, which is set before it starts and NULL after
      * it has ended. */
     pthread_mutex_t lock;
-    pthread_cond_t is_out; /* is_polling became false */
+    pthread_cond_t is_out; /* num_polling became 0 */
     dw_poller *poller;
     bool is_closed;
-    bool is_polling;   /* a caller is in dw_watcher_poll */
-    unsigned num_refs; /* the creator's, and one a mailbox */
+    unsigned num_polling; /* callers in dw_watcher_poll */
+    unsigned num_refs;    /* the creator's, and one a mailbox */
     dw_mailbox *mailboxes;
     uint64_t num_connections;
     uint64_t num_vanish;  /* of them, those with a bound on silence */

@@ -32,7 +32,7 @@ cdef class Mailbox:
 
 cdef class Connection:
     cdef readonly Watcher watcher
-    cdef _dw.dw_conn_id _conn
+    cdef _dw.dw_shared_id _conn
     cdef readonly int fd
     cdef int arm_code(
         self, Flag token, uint32_t mask, Mailbox mailbox, uint64_t cookie, uint32_t *watch_id

@@ -7,8 +7,10 @@
 #
 # What each class holds is declared in _core.pxd, for aio/_fast.pyx.
 #
-# The C lock protects C state, so nothing here needs the GIL for its safety;
-# calls that can block release it, the others are shorter than a release.
+# Nothing here rests on the GIL. A handle is made with its object and freed with it,
+# so that it is there for as long as anybody can call a method; what may change in
+# between is an atomic of dw_shared.h, and all else lies in the core under its locks.
+# Calls that can block release the GIL, the others are shorter than a release.
 #
 # no_gc_clear: each __dealloc__ needs the handle its object refers to, which the
 # garbage collector would have cleared by then in a cycle (test_token.py).
@@ -16,6 +18,7 @@ cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.pycapsule cimport PyCapsule_New
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 
 from disconnect_watch cimport _dw
@@ -131,26 +134,27 @@ cdef class Flags:
         return stats.num_live, stats.num_retired, stats.num_cancels, stats.num_stale
 
 
-cdef Flags _process_table = None
+# One a process, made on first use, shared with forked children, and never let go. It
+# lives here so that a token is made without a call into Python.
+cdef _dw.dw_once _process_table
 
 
 def flag_table():
-    # One a process, made on first use and shared with forked children. It lives
-    # here so that a token is made without a call into Python.
-    global _process_table
     cdef Flags table
-    if _process_table is None:
+    cdef void *first = _dw.dw_once_load(&_process_table)
+    if first == NULL:
         table = Flags()
-        # Another thread may have had the GIL meanwhile.
-        if _process_table is None:
-            _process_table = table
-    return _process_table
+        first = _dw.dw_once_set(&_process_table, <void *>table)
+        if first == <void *>table:
+            Py_INCREF(table)
+    return <Flags>first
 
 
 @cython.no_gc_clear
 cdef class Flag:
     def __cinit__(self):
-        cdef Flags table = flag_table() if _process_table is None else _process_table
+        cdef void *first = _dw.dw_once_load(&_process_table)
+        cdef Flags table = flag_table() if first == NULL else <Flags>first
         cdef int rc = _dw.dw_flag_alloc(table._flags, &self._flag)
         self.table = table
         if rc < 0:
@@ -243,9 +247,11 @@ cdef class FlagSet:
     def __dealloc__(self):
         PyMem_Free(self._which)
 
+    @cython.critical_section
     def __len__(self):
         return len(self._held)
 
+    @cython.critical_section
     def add(self, Flag flag not None):
         cdef size_t num = len(self._held)
         cdef size_t room
@@ -265,6 +271,7 @@ cdef class FlagSet:
         self._places[flag] = num
         self._counts[flag] = 1
 
+    @cython.critical_section
     def remove(self, Flag flag not None):
         cdef size_t place
         cdef Flag last
@@ -279,6 +286,7 @@ cdef class FlagSet:
             self._held[place] = last
             self._places[last] = place
 
+    @cython.critical_section
     def any_fired(self):
         return _dw.dw_flags_any(self._table._flags, self._which, len(self._held)) == 1
 
@@ -344,20 +352,15 @@ cdef class Mailbox:
         _check(_dw.dw_mailbox_create(watcher._watcher, &self._mailbox), "create a mailbox")
 
     def __dealloc__(self):
-        if self._mailbox != NULL:
-            _dw.dw_mailbox_close(self._mailbox)
+        _dw.dw_mailbox_close(self._mailbox)
 
     def fileno(self):
-        if self._mailbox == NULL:
-            _check(_dw.DW_ECLOSED, "get the mailbox's fd")
         return _check(_dw.dw_mailbox_fd(self._mailbox), "get the mailbox's fd")
 
     def drain_codes(self):
         cdef _dw.dw_event events[MAX_EVENTS]
-        cdef int i, n
-        if self._mailbox == NULL:
-            return []
-        n = _check(
+        cdef int i
+        cdef int n = _check(
             _dw.dw_mailbox_drain(self._mailbox, events, MAX_EVENTS), "drain the mailbox"
         )
         return [
@@ -366,14 +369,14 @@ cdef class Mailbox:
         ]
 
     def wake(self):
-        if self._mailbox != NULL:
-            _dw.dw_mailbox_wake(self._mailbox)
+        _dw.dw_mailbox_wake(self._mailbox)
 
     def close(self):
-        cdef _dw.dw_mailbox *mailbox = self._mailbox
-        self._mailbox = NULL
-        if mailbox != NULL:
-            _dw.dw_mailbox_close(mailbox)
+        _dw.dw_mailbox_shut(self._mailbox)
+
+
+cdef inline _dw.dw_conn_id id_of(Connection conn) noexcept:
+    return _dw.dw_shared_id_load(&conn._conn)
 
 
 @cython.no_gc_clear
@@ -381,11 +384,14 @@ cdef class Connection:
     def __cinit__(self, Watcher watcher not None, int fd):
         self.watcher = watcher
         self.fd = fd
-        _check(_dw.dw_watcher_attach(watcher._watcher, fd, &self._conn), "attach fd", fd)
+        cdef _dw.dw_conn_id conn = 0
+        _check(_dw.dw_watcher_attach(watcher._watcher, fd, &conn), "attach fd", fd)
+        _dw.dw_shared_id_store(&self._conn, conn)
 
     def __dealloc__(self):
-        if self._conn:
-            _dw.dw_watcher_detach(self.watcher._watcher, self._conn)
+        cdef _dw.dw_conn_id conn = id_of(self)
+        if conn:
+            _dw.dw_watcher_detach(self.watcher._watcher, conn)
 
     @cython.binding(False)
     def arm(
@@ -420,8 +426,10 @@ cdef class Connection:
         # Asked here first: the funnel's arguments cost as much as the call itself.
         if rc < 0:
             if rc == _dw.DW_EINVAL:
+                if mailbox is not None and mailbox.watcher is not self.watcher:
+                    raise ValueError("arm: the mailbox is of another watcher than the connection")
                 raise ValueError("arm: the token is of another flag table than the watcher")
-            if mailbox is not None and mailbox._mailbox == NULL:
+            if mailbox is not None and _dw.dw_mailbox_fd(mailbox._mailbox) == _dw.DW_ECLOSED:
                 _check(rc, "arm with a mailbox")
             _check(rc, "arm on fd", self.fd)
         return watch_id
@@ -439,10 +447,8 @@ cdef class Connection:
             flag = token._flag
         if mailbox is not None:
             box = mailbox._mailbox
-            if box == NULL:
-                return _dw.DW_ECLOSED
         return _dw.dw_watcher_arm(
-            self.watcher._watcher, self._conn, flag, mask, box, cookie, watch_id
+            self.watcher._watcher, id_of(self), flag, mask, box, cookie, watch_id
         )
 
     @cython.binding(False)
@@ -464,11 +470,11 @@ cdef class Connection:
         return rc == 1
 
     cdef int disarm_code(self, uint32_t watch_id) noexcept:
-        return _dw.dw_watcher_disarm(self.watcher._watcher, self._conn, watch_id)
+        return _dw.dw_watcher_disarm(self.watcher._watcher, id_of(self), watch_id)
 
     def lost_code(self, int reason):
         return _check(
-            _dw.dw_watcher_lost(self.watcher._watcher, self._conn, reason),
+            _dw.dw_watcher_lost(self.watcher._watcher, id_of(self), reason),
             "report as lost fd", self.fd,
         ) == 1
 
@@ -479,19 +485,21 @@ cdef class Connection:
 
         Threads: any.
         """
-        cdef _dw.dw_conn_id conn = self._conn
-        self._conn = 0
+        cdef _dw.dw_conn_id conn = id_of(self)
         if conn:
+            # The core answers a second call with an error. It is forgotten after that, so
+            # that who finds no id need not wait: the thread that detached has come back.
             _dw.dw_watcher_detach(self.watcher._watcher, conn)
+            _dw.dw_shared_id_store(&self._conn, 0)
 
     @property
     def is_attached(self):
-        return self._conn != 0
+        return id_of(self) != 0
 
     def read_info(self):
         cdef _dw.dw_conn_info info
         _check(
-            _dw.dw_watcher_info(self.watcher._watcher, self._conn, &info),
+            _dw.dw_watcher_info(self.watcher._watcher, id_of(self), &info),
             "read connection of fd", self.fd,
         )
         return (
@@ -509,11 +517,11 @@ cdef class Connection:
         return _check(self.reason_now(), "read connection of fd", self.fd)
 
     cdef int reason_now(self) noexcept:
-        return _dw.dw_watcher_reason(self.watcher._watcher, self._conn)
+        return _dw.dw_watcher_reason(self.watcher._watcher, id_of(self))
 
     def set_vanish_ms(self, uint32_t after_ms):
         _check(
-            _dw.dw_watcher_set_vanish(self.watcher._watcher, self._conn, after_ms),
+            _dw.dw_watcher_set_vanish(self.watcher._watcher, id_of(self), after_ms),
             "look for silence on fd", self.fd,
         )
 
@@ -533,7 +541,7 @@ cdef class Connection:
         Source: ``dw_watch.h``; RFC 9293, 3.8.4.
         """
         _check(
-            _dw.dw_watcher_set_probing(self.watcher._watcher, self._conn, is_on),
+            _dw.dw_watcher_set_probing(self.watcher._watcher, id_of(self), is_on),
             "probe the peer of fd", self.fd,
         )
 
@@ -555,7 +563,7 @@ cdef class Connection:
         Source: ``SO_RCVLOWAT`` in socket(7).
         """
         _check(
-            _dw.dw_watcher_unblind(self.watcher._watcher, self._conn, num_bytes),
+            _dw.dw_watcher_unblind(self.watcher._watcher, id_of(self), num_bytes),
             "unblind fd", self.fd,
         )
 
@@ -567,7 +575,7 @@ cdef class Connection:
         Threads: any.
         """
         _check(
-            _dw.dw_watcher_reblind(self.watcher._watcher, self._conn), "reblind fd", self.fd
+            _dw.dw_watcher_reblind(self.watcher._watcher, id_of(self)), "reblind fd", self.fd
         )
 
 

@@ -31,6 +31,16 @@ from disconnect_watch.native cimport (
 cdef extern from "dw_error.h" nogil:
     const char *dw_strerror(int code) noexcept
 
+cdef extern from "dw_shared.h" nogil:
+    ctypedef struct dw_shared_id:
+        pass
+    uint64_t dw_shared_id_load(const dw_shared_id *shared) noexcept
+    void dw_shared_id_store(dw_shared_id *shared, uint64_t id) noexcept
+    ctypedef struct dw_once:
+        pass
+    void *dw_once_load(const dw_once *once) noexcept
+    void *dw_once_set(dw_once *once, void *value) noexcept
+
 cdef extern from "dw_clock.h" nogil:
     uint64_t dw_clock_ns() noexcept
 
@@ -126,6 +136,7 @@ cdef extern from "dw_watch.h" nogil:
     int dw_mailbox_fd(const dw_mailbox *mailbox) noexcept
     int dw_mailbox_drain(dw_mailbox *mailbox, dw_event *events, size_t max_events) noexcept
     void dw_mailbox_wake(dw_mailbox *mailbox) noexcept
+    void dw_mailbox_shut(dw_mailbox *mailbox) noexcept
     void dw_mailbox_close(dw_mailbox *mailbox) noexcept
 
 cdef extern from "dw_api.h" nogil:

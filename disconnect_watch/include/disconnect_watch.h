@@ -204,7 +204,8 @@ typedef struct {
     /* flag: of the watcher's table, or {0, 0} for a delivery alone. mailbox:
      * where to deliver, or NULL. Makes no system call.
      * RETURNS: 0 armed; 1 fired at once, the peer had left before.
-     * ERRORS: DW_ESTALE, DW_ENOMEM, DW_ECLOSED, DW_EFORKED. */
+     * ERRORS: DW_ESTALE, DW_ENOMEM, DW_ECLOSED, DW_EFORKED; DW_EINVAL for a
+     * mailbox of another watcher. */
     int (*watcher_arm)(dw_watcher *watcher, dw_conn_id conn, dw_flag flag,
                        dw_reason_mask mask, dw_mailbox *mailbox,
                        uint64_t cookie, dw_watch_id *out);

@@ -8,6 +8,8 @@
 #include "dw_fixture.h"
 #include "dw_gate.h"
 
+#define NUM_CALLERS 8
+
 static const watch_setup loop_only[] = {
     {"epoll loop", "epoll", DW_DRIVER_LOOP, NET_TCP},
 };
@@ -61,16 +63,37 @@ static bool is_asleep(caller *it)
     return is_read && strstr(line, ") S ");
 }
 
-TEST_EACH(close_ends_the_wait_of_who_polls, watch_setup, setup, loop_only)
+TEST_EACH(close_ends_the_wait_of_all_who_poll, watch_setup, setup, loop_only)
 {
     fixture fx;
     fixture_open(&fx, setup);
-    caller polling = {.watcher = fx.watcher};
-    CHECK(!pthread_create(&polling.thread, NULL, poll_once, &polling));
-    WAIT_UNTIL(is_asleep(&polling));
+    caller polling[NUM_CALLERS] = {0};
+    for (int i = 0; i < NUM_CALLERS; i++) {
+        caller *it = &polling[i];
+        it->watcher = fx.watcher;
+        CHECK(!pthread_create(&it->thread, NULL, poll_once, it));
+        WAIT_UNTIL(is_asleep(it));
+    }
     dw_watcher_close(fx.watcher);
-    pthread_join(polling.thread, NULL);
+    for (int i = 0; i < NUM_CALLERS; i++)
+        pthread_join(polling[i].thread, NULL);
     fixture_close(&fx);
+}
+
+/* Ends a test of a close that has begun while who polls stands at the gate. */
+static void finish_handling(fixture *fx, watched *w, caller *polling,
+                            caller *closing)
+{
+    /* A wrong close is done by the end of this; a right one waits. */
+    for (int turn = 0; turn < 100 && !atomic_load(&closing->is_done); turn++)
+        usleep(200);
+    CHECK(!atomic_load(&closing->is_done));
+    gate_open("watch:event-before-lock");
+    pthread_join(polling->thread, NULL);
+    pthread_join(closing->thread, NULL);
+    dw_flag_release(fx->flags, w->flag);
+    net_close(&w->net);
+    fixture_close(fx);
 }
 
 TEST_EACH(close_waits_for_who_is_handling_an_event, watch_setup, setup,
@@ -87,14 +110,23 @@ TEST_EACH(close_waits_for_who_is_handling_an_event, watch_setup, setup,
     net_leave(&w.net, LEAVE_FIN);
     gate_wait("watch:event-before-lock");
     CHECK(!pthread_create(&closing.thread, NULL, close_it, &closing));
-    /* A wrong close is done by the end of this; a right one waits. */
-    for (int turn = 0; turn < 100 && !atomic_load(&closing.is_done); turn++)
-        usleep(200);
-    CHECK(!atomic_load(&closing.is_done));
-    gate_open("watch:event-before-lock");
-    pthread_join(polling.thread, NULL);
-    pthread_join(closing.thread, NULL);
-    dw_flag_release(fx.flags, w.flag);
-    net_close(&w.net);
-    fixture_close(&fx);
+    finish_handling(&fx, &w, &polling, &closing);
+}
+
+TEST_EACH(close_waits_for_each_of_those_who_poll, watch_setup, setup, loop_only)
+{
+    watched w;
+    fixture fx;
+    fixture_open(&fx, setup);
+    fixture_watch(&fx, &w);
+    caller polling = {.watcher = fx.watcher};
+    caller closing = {.watcher = fx.watcher};
+    gate_close("watch:event-before-lock");
+    CHECK(!pthread_create(&polling.thread, NULL, poll_until_closed, &polling));
+    net_leave(&w.net, LEAVE_FIN);
+    gate_wait("watch:event-before-lock");
+    /* One comes and goes meanwhile; the event is the other's. */
+    CHECK_EQ(dw_watcher_poll(fx.watcher, 0), 0);
+    CHECK(!pthread_create(&closing.thread, NULL, close_it, &closing));
+    finish_handling(&fx, &w, &polling, &closing);
 }

@@ -1,4 +1,8 @@
 /* Fired watches on their way to one consumer. */
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
 #include "dw_fixture.h"
 #include "dw_gate.h"
 
@@ -144,6 +148,132 @@ TEST_EACH(watches_outlive_their_mailbox_and_deliver_nowhere, watch_setup, setup,
     CHECK_EQ(dw_watcher_disarm(fx.watcher, armed.conn, armed.watch), 1);
     fixture_drop(&fx, &fired);
     fixture_drop(&fx, &armed);
+    fixture_close(&fx);
+}
+
+/* What comes by the number of a closed fd next belongs to somebody else. */
+static int take_number(int number)
+{
+    int fd = eventfd(1, EFD_NONBLOCK | EFD_CLOEXEC);
+    CHECK_EQ(fd, number);
+    return fd;
+}
+
+static void give_untouched(int fd)
+{
+    eventfd_t count;
+    CHECK_EQ(eventfd_read(fd, &count), 0);
+    CHECK_EQ(count, 1);
+    close(fd);
+}
+
+TEST_EACH(a_shut_mailbox_answers_everybody_and_leaves_its_number_alone,
+          watch_setup, setup, tcp_setups)
+{
+    fixture fx;
+    fixture_open(&fx, setup);
+    watched w;
+    fixture_watch(&fx, &w);
+    int number = dw_mailbox_fd(fx.mailbox);
+    dw_mailbox_shut(fx.mailbox);
+    int reuse = take_number(number);
+    dw_watch_id watch;
+    CHECK_EQ(dw_watcher_arm(fx.watcher, w.conn, (dw_flag){0, 0}, DW_MASK_ANY,
+                            fx.mailbox, 1, &watch),
+             DW_ECLOSED);
+    CHECK_EQ(watch, 0);
+    CHECK_EQ(dw_mailbox_fd(fx.mailbox), DW_ECLOSED);
+    dw_event events[16];
+    CHECK_EQ(dw_mailbox_drain(fx.mailbox, events, 16), 0);
+    dw_mailbox_wake(fx.mailbox);
+    dw_mailbox_shut(fx.mailbox);
+    net_leave(&w.net, LEAVE_FIN);
+    UNTIL(&fx, fixture_reason(&fx, &w) == DW_REASON_FIN);
+    give_untouched(reuse);
+    fixture_drop(&fx, &w);
+    fixture_close(&fx);
+}
+
+typedef struct {
+    dw_mailbox *mailbox;
+    pthread_t *thread;
+} shutting;
+
+static void *shut(void *mailbox)
+{
+    dw_mailbox_shut(mailbox);
+    return NULL;
+}
+
+static void begin_to_shut(void *arg)
+{
+    shutting *it = arg;
+    CHECK_EQ(pthread_create(it->thread, NULL, shut, it->mailbox), 0);
+    gate_wait("mailbox:shut-begun");
+}
+
+TEST_EACH(no_watch_gets_a_mailbox_that_is_being_shut, watch_setup, setup,
+          tcp_setups)
+{
+    fixture fx;
+    fixture_open(&fx, setup);
+    watched w;
+    fixture_attach(&fx, &w);
+    pthread_t thread;
+    gate_close("mailbox:shut-begun");
+    /* It has not looked at any connection yet. */
+    begin_to_shut(&(shutting){.mailbox = fx.mailbox, .thread = &thread});
+    dw_watch_id watch;
+    CHECK_EQ(dw_watcher_arm(fx.watcher, w.conn, (dw_flag){0, 0}, DW_MASK_ANY,
+                            fx.mailbox, 1, &watch),
+             DW_ECLOSED);
+    gate_open("mailbox:shut-begun");
+    pthread_join(thread, NULL);
+    fixture_drop(&fx, &w);
+    fixture_close(&fx);
+}
+
+TEST_EACH(a_watch_armed_just_before_is_taken_off_a_mailbox_that_is_shut,
+          watch_setup, setup, tcp_setups)
+{
+    fixture fx;
+    fixture_open(&fx, setup);
+    watched w;
+    fixture_attach(&fx, &w);
+    pthread_t thread;
+    int number = dw_mailbox_fd(fx.mailbox);
+    gate_close("mailbox:shut-begun");
+    /* Shutting begins once arm, inside the connection, has looked. */
+    gate_run("watch:arm-stored", begin_to_shut,
+             &(shutting){.mailbox = fx.mailbox, .thread = &thread});
+    CHECK_EQ(fixture_arm(&fx, &w, DW_MASK_ANY, 1), 0);
+    gate_open("mailbox:shut-begun");
+    pthread_join(thread, NULL);
+    int reuse = take_number(number);
+    net_leave(&w.net, LEAVE_FIN);
+    UNTIL(&fx, fixture_reason(&fx, &w) == DW_REASON_FIN);
+    CHECK_EQ(dw_watcher_disarm(fx.watcher, w.conn, w.watch), 1);
+    give_untouched(reuse);
+    fixture_drop(&fx, &w);
+    fixture_close(&fx);
+}
+
+TEST_EACH(arm_refuses_the_mailbox_of_another_watcher, watch_setup, setup,
+          tcp_setups)
+{
+    fixture fx, other;
+    fixture_open(&fx, setup);
+    fixture_open(&other, setup);
+    watched w;
+    fixture_watch(&fx, &w);
+    dw_watch_id watch;
+    CHECK_EQ(dw_watcher_arm(fx.watcher, w.conn, (dw_flag){0, 0}, DW_MASK_ANY,
+                            other.mailbox, 1, &watch),
+             DW_EINVAL);
+    fixture_close(&other);
+    net_leave(&w.net, LEAVE_FIN);
+    UNTIL(&fx, fixture_reason(&fx, &w) == DW_REASON_FIN);
+    fixture_drop(&fx, &w);
     fixture_close(&fx);
 }
 

@@ -1,9 +1,11 @@
 """Many threads on the same objects, with the GIL changing hands between any two steps.
 
-What each locks, and what a build without the GIL would have to lock besides, is in
-``docs/architecture.md``.
+What each of them locks is in ``docs/architecture.md``; races of the core that need no
+luck are in ``tests/c``.
 """
 
+import contextlib
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -162,6 +164,89 @@ def test_everything_may_be_closed_by_many_at_once(watcher: Watcher, pair: Pair) 
     assert all(together(work))
     with pytest.raises(ClosedError):
         watcher.attach(pair.server)
+
+
+def test_mailbox_is_closed_amid_its_use(watcher: Watcher, pair: Pair) -> None:
+    def work(index: int) -> int:
+        num_refused = 0
+        for mailbox in mailboxes:
+            if index == 0:
+                mailbox.close()
+            for _ in range(3):
+                try:
+                    watch_id = conn.arm(mailbox=mailbox)
+                    mailbox.wake()
+                    mailbox.fileno()
+                    assert mailbox.drain() == []
+                    conn.disarm(watch_id)
+                except ClosedError:
+                    num_refused += 1
+        return num_refused
+
+    mailboxes = [watcher.mailbox() for _ in range(NUM_ROUNDS)]
+    with watcher.attach(pair.server) as conn:
+        assert together(work)[0] == 3 * NUM_ROUNDS
+
+
+def test_connection_is_gone_for_who_comes_back_from_its_detach(watcher: Watcher) -> None:
+    def work(index: int) -> None:
+        for conn in conns:
+            with contextlib.suppress(StaleWatchError):  # another was faster
+                conn.arm()
+            conn.detach()
+            assert not conn.is_attached
+            with pytest.raises(StaleWatchError):
+                conn.arm()
+
+    with contextlib.ExitStack() as stack:
+        pairs = [stack.enter_context(connected("unix")) for _ in range(NUM_ROUNDS // 2)]
+        conns = [watcher.attach(pair.server) for pair in pairs]
+        together(work)
+        assert watcher.stats().num_connections == 0
+
+
+def test_loop_driven_watcher_is_polled_by_many_and_closed(pair: Pair) -> None:
+    watcher = Watcher(driver="loop")
+
+    def work(index: int) -> bool:
+        if index == 0:
+            is_told = token.wait(10)
+            watcher.close()
+            return is_told
+        while True:
+            try:
+                watcher.poll(-1)
+            except ClosedError:
+                return True
+
+    with watcher:
+        conn = watcher.attach(pair.server)
+        token = CancelToken()
+        conn.arm(token)
+        pair.client.close()
+        assert all(together(work))
+
+
+#: In a process that has made no token yet.
+FIRST_TOKENS = """
+import sys, threading
+from disconnect_watch import CancelToken
+sys.setswitchinterval(1e-6)
+start = threading.Barrier(8)
+tokens = []
+def make():
+    start.wait()
+    tokens.append(CancelToken())
+threads = [threading.Thread(target=make) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert len({id(token.table) for token in tokens}) == 1
+assert len({(token.slot, token.generation) for token in tokens}) == 8
+"""
+
+
+def test_many_first_tokens_share_one_table() -> None:
+    subprocess.run([sys.executable, "-c", FIRST_TOKENS], check=True, timeout=30)
 
 
 def test_first_of_many_cancels_decides() -> None:

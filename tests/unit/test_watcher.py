@@ -233,6 +233,24 @@ def test_mailbox_delivers_cookie_reason_time_and_watch_id(watcher: Watcher, pair
     mailbox.close()
 
 
+def test_mailbox_of_another_watcher_and_a_closed_one_are_refused_by_name(
+    watcher: Watcher, pair: Pair
+) -> None:
+    with Watcher() as other, watcher.attach(pair.server) as conn:
+        mailbox, foreign = watcher.mailbox(), other.mailbox()
+        with pytest.raises(ValueError, match=r"mailbox is of another watcher"):
+            conn.arm(mailbox=foreign)
+        mailbox.close()
+        mailbox.close()
+        with pytest.raises(ClosedError, match=r"mailbox"):
+            conn.arm(mailbox=mailbox)
+        with pytest.raises(ClosedError, match=r"mailbox"):
+            mailbox.fileno()
+        assert mailbox.drain() == []
+        mailbox.wake()
+        foreign.close()
+
+
 def test_is_gone_looks_once_and_registers_nothing(pair: Pair, leave: str) -> None:
     before = default_watcher().stats().num_connections
     assert is_gone(pair.server) is None
