@@ -15,8 +15,8 @@ from disconnect_watch.engine import Engine, EngineConfig, Request, SamplingParam
 __all__ = ["NUM_COUNTED", "FlagSteps"]
 
 #: How often each is repeated between two marks.
-NUM_COUNTED = {"step": 3, "look": 1000, "read": 1000}
-PROMPT_LEN = 64
+NUM_COUNTED = {"step": 2, "look": 200, "read": 200}
+PROMPT_LEN = 16
 
 
 class FlagSteps:

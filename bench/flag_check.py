@@ -20,7 +20,7 @@ from bench._requests import read_counts
 __all__ = ["Config", "run"]
 
 REPOSITORY = Path(__file__).parent.parent
-COUNTED_ROWS = 32
+COUNTED_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
-from disconnect_watch.engine.best_of import BestOf
 from disconnect_watch.engine.cancel_scan import CancelScan
 from disconnect_watch.engine.errors import DuplicateRequestError
+from disconnect_watch.engine.outbox import Outbox
 from disconnect_watch.engine.outcome import AbortResult, Outcome, Phase, RequestOutput, Sampled
 from disconnect_watch.engine.records import Counts
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.scheduler import Scheduler
-from disconnect_watch.engine.text_stream import TextStream
 from disconnect_watch.engine.tokenizer import Tokenizer
 from disconnect_watch.token import Reason
 
@@ -37,7 +36,7 @@ PHASES: tuple[Phase, ...] = ("waiting", "prefill", "decode")
 
 
 class RequestRegistry:
-    """Live requests by id, their text so far, and what is to be told of them.
+    """Live requests by id, and how those that are not alive any more have ended.
 
     Attributes:
         on_outcome: called with id and outcome when a request has ended.
@@ -49,26 +48,24 @@ class RequestRegistry:
         self.counts = Counts()
         self.freed_block_ids: list[int] = []
         self._scheduler = scheduler
-        self._tokenizer = tokenizer
         self._scan = scan
+        self._outbox = Outbox(tokenizer)
         # By key, which each sibling has of its own, and by id, which finds the first of them.
-        self._live: dict[str, tuple[Request, TextStream]] = {}
+        self._live: dict[str, Request] = {}
         self._first: dict[str, Request] = {}
-        self._best_of: dict[str, BestOf] = {}
         self._ended: OrderedDict[str, Outcome] = OrderedDict()
-        self._outputs: list[RequestOutput] = []
 
     @property
     def has_work(self) -> bool:
         """Whether a request is alive, or something is yet to be told."""
-        return bool(self._live or self._outputs)
+        return bool(self._live or self._outbox)
 
     def __contains__(self, key: str) -> bool:
         return key in self._live
 
     def __iter__(self) -> Iterator[Request]:
         """Iterate over a copy, so that requests may end meanwhile."""
-        return iter([request for request, _ in self._live.values()])
+        return iter(list(self._live.values()))
 
     def find(self, request_id: str) -> Request | None:
         """Return the live request of that id. Threads: any."""
@@ -85,11 +82,9 @@ class RequestRegistry:
         ):
             raise DuplicateRequestError(request.request_id)
         self._first[request.request_id] = request
-        if request.params.is_best_of:
-            self._best_of[request.request_id] = BestOf(request.params.n)
+        self._outbox.open(request)
         for sibling in request.siblings:
-            text = TextStream(self._tokenizer, stop=request.params.stop)
-            self._live[sibling.key] = (sibling, text)
+            self._live[sibling.key] = sibling
             self._scheduler.add(sibling)
         self._scan.add(request)
         self.counts.num_requests += 1
@@ -112,16 +107,11 @@ class RequestRegistry:
         Returns:
             Whether the request has ended.
         """
-        text_stream = self._live[request.key][1]
         request.token_ids.append(sampled.token_id)
         self.counts.num_generated_tokens += 1
-        text = "" if stop_token_id is not None else text_stream.feed(sampled.token_id)
-        if finish_reason is not None:
-            text += text_stream.flush()
-        if text_stream.stopped_by is not None:
-            finish_reason = "stop"
-        stop_reason = text_stream.stopped_by or stop_token_id
-        self._tell(request, sampled, text, finish_reason, stop_reason)
+        finish_reason, stop_reason = self._outbox.tell(
+            request, sampled, finish_reason=finish_reason, stop_token_id=stop_token_id
+        )
         if finish_reason is None:
             return False
         self.drop(request)
@@ -132,10 +122,7 @@ class RequestRegistry:
         return True
 
     def cancel(self, request: Request, *, seen_at_ns: int, num_wasted_tokens: int = 0) -> None:
-        """End a request whose flag was seen, and its siblings.
-
-        Text that was held back is not told any more.
-        """
+        """End a request whose flag was seen, and its siblings."""
         flag_at_ns, reason = request.read_cancel()
         for sibling in request.siblings:
             self.drop(sibling)
@@ -181,8 +168,7 @@ class RequestRegistry:
 
     def take_outputs(self) -> list[RequestOutput]:
         """Return what is to be told and was not yet."""
-        outputs, self._outputs = self._outputs, []
-        return outputs
+        return self._outbox.take()
 
     def ended_as(self, request_id: str) -> Outcome | None:
         """Return how the last request of that id ended, as long as it is remembered."""
@@ -232,53 +218,13 @@ class RequestRegistry:
         if len(self._ended) > MAX_ENDED_REMEMBERED:
             self._ended.popitem(last=False)
         self.counts.outcomes[outcome.kind, outcome.phase] += 1
-        best_of = self._best_of.pop(request_id, None)
-        if outcome.kind == "finished":
-            if best_of is not None:
-                self._outputs += best_of.best()
-            # The last thing that was told is the last answer's end.
-            self._outputs[-1] = replace(self._outputs[-1], outcome=outcome)
-        else:
-            self._outputs.append(_output(request, outcome=outcome))
+        self._outbox.close(request, outcome)
         if self.on_outcome is not None:
             try:
                 self.on_outcome(request_id, outcome)
             except Exception:
                 # It only counts; other requests must not pay for its mistakes.
                 logger.exception("on_outcome raised for request %s", request_id)
-
-    def _tell(
-        self,
-        request: Request,
-        sampled: Sampled,
-        text: str,
-        finish_reason: Literal["stop", "length"] | None,
-        stop_reason: str | int | None,
-    ) -> None:
-        logprobs = None if request.params.logprobs is None else sampled.logprobs
-        output = _output(
-            request,
-            text_delta=text,
-            token_ids=(sampled.token_id,),
-            logprobs=() if logprobs is None else (logprobs,),
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-        )
-        if request.params.is_best_of:
-            self._best_of[request.request_id].hold(output, sampled)
-        else:
-            self._outputs.append(output)
-
-
-def _output(request: Request, **fields: Any) -> RequestOutput:
-    told: dict[str, Any] = {"text_delta": "", "token_ids": (), "outcome": None, **fields}
-    return RequestOutput(
-        request_id=request.request_id,
-        index=request.index,
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_generated_tokens=request.num_generated_tokens,
-        **told,
-    )
 
 
 def _furthest_phase(request: Request) -> Phase:

@@ -92,6 +92,8 @@ def test_module_imports_only_layers_below_its_own(path: Path) -> None:
         "core",
         "scheduler",
         "block_pool",
+        "cancel_scan",
+        "outbox",
         "prefix_cache",
         "registry",
         "request",

@@ -1,0 +1,109 @@
+"""What is to be told of requests and was not yet, in the order in which it came about.
+
+The text of each answer comes through here, token by token; of a request that wants only the best
+of its answers nothing does before all of them have ended.
+"""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from disconnect_watch.engine.best_of import BestOf
+from disconnect_watch.engine.outcome import Outcome, RequestOutput, Sampled
+from disconnect_watch.engine.request import Request
+from disconnect_watch.engine.text_stream import TextStream
+from disconnect_watch.engine.tokenizer import Tokenizer
+
+__all__ = ["Outbox"]
+
+
+class Outbox:
+    """The outputs of live requests, and the outcomes of those that have ended."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        # By key: each answer has a text of its own.
+        self._texts: dict[str, TextStream] = {}
+        self._best_of: dict[str, BestOf] = {}
+        self._outputs: list[RequestOutput] = []
+
+    def __len__(self) -> int:
+        return len(self._outputs)
+
+    def open(self, request: Request) -> None:
+        """Expect tokens of a request and its siblings."""
+        if request.params.is_best_of:
+            self._best_of[request.request_id] = BestOf(request.params.n)
+        for sibling in request.siblings:
+            self._texts[sibling.key] = TextStream(self._tokenizer, stop=request.params.stop)
+
+    def tell(
+        self,
+        request: Request,
+        sampled: Sampled,
+        *,
+        finish_reason: Literal["stop", "length"] | None,
+        stop_token_id: int | None,
+    ) -> tuple[Literal["stop", "length"] | None, str | int | None]:
+        """Tell a token that was just appended to a request.
+
+        Args:
+            finish_reason: why there will be no other; None lets the stop strings decide.
+            stop_token_id: the token, if it is one at which the request wanted to stop: its text
+                is not told.
+
+        Returns:
+            Why the answer has ended, and at which string or token; None and None if it has not.
+        """
+        stream = self._texts[request.key]
+        text = "" if stop_token_id is not None else stream.feed(sampled.token_id)
+        if finish_reason is not None:
+            text += stream.flush()
+        if stream.stopped_by is not None:
+            finish_reason = "stop"
+        stop_reason = stream.stopped_by or stop_token_id
+        logprobs = None if request.params.logprobs is None else sampled.logprobs
+        output = _output(
+            request,
+            text_delta=text,
+            token_ids=(sampled.token_id,),
+            logprobs=() if logprobs is None else (logprobs,),
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+        )
+        if request.params.is_best_of:
+            self._best_of[request.request_id].hold(output, sampled)
+        else:
+            self._outputs.append(output)
+        return finish_reason, stop_reason
+
+    def close(self, request: Request, outcome: Outcome) -> None:
+        """Tell how a request has ended; nothing is told of it any more.
+
+        Text that was held back is told only of one that has finished.
+        """
+        for sibling in request.siblings:
+            del self._texts[sibling.key]
+        best_of = self._best_of.pop(request.request_id, None)
+        if outcome.kind != "finished":
+            self._outputs.append(_output(request, outcome=outcome))
+            return
+        if best_of is not None:
+            self._outputs += best_of.best()
+        # The last thing that was told is the last answer's end.
+        self._outputs[-1] = replace(self._outputs[-1], outcome=outcome)
+
+    def take(self) -> list[RequestOutput]:
+        """Return what was not taken yet."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+
+def _output(request: Request, **fields: Any) -> RequestOutput:
+    told: dict[str, Any] = {"text_delta": "", "token_ids": (), "outcome": None, **fields}
+    return RequestOutput(
+        request_id=request.request_id,
+        index=request.index,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_generated_tokens=request.num_generated_tokens,
+        **told,
+    )
