@@ -3,14 +3,14 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 from disconnect_watch.backends.infer import Code, InferError, InferRequest, InferResponse
 from disconnect_watch.backends.validate import prefix_of
 from disconnect_watch.token import Reason
 
-__all__ = ["Pending", "cancelled_error"]
+__all__ = ["LiveSet", "Pending", "cancelled_error"]
 
 
 class Pending:
@@ -110,6 +110,41 @@ class Pending:
             finally:
                 self._waiter = None
         return self._responses.popleft()
+
+
+class LiveSet:
+    """The requests of a model that have no outcome yet.
+
+    Threads: the loop's only.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._live: set[Pending] = set()
+        self._drained: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[Pending]:
+        """Those of now; they may end meanwhile."""
+        return iter(tuple(self._live))
+
+    def add(self, pending: Pending) -> None:
+        """One more."""
+        self._live.add(pending)
+
+    def discard(self, pending: Pending) -> None:
+        """It has an outcome, or is about to."""
+        self._live.discard(pending)
+        if not self._live and self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    async def drain(self, grace: float) -> None:
+        """Wait until there are none, for no more than ``grace`` seconds."""
+        if self._live:
+            self._drained = self._loop.create_future()
+            await asyncio.wait([self._drained], timeout=grace)
 
 
 def cancelled_error(request: InferRequest) -> InferError:

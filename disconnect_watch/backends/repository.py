@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from disconnect_watch.backends.ensemble import EnsembleModel
 from disconnect_watch.backends.infer import Code, InferError, ServedModel
 from disconnect_watch.backends.model_config import ConfigError, check, complete, read_config
 from disconnect_watch.backends.overrides import Overrides
@@ -57,6 +58,8 @@ class _Version:
     def __init__(self) -> None:
         self.state = "LOADING"
         self.reason: str | None = None
+        #: Of the last load, which may have left an older model at work.
+        self.load_error: str | None = None
         self.model: ManagedModel | None = None
 
 
@@ -68,8 +71,14 @@ class _Entry:
         self.lock = asyncio.Lock()
         self.was_ready = False
         self.overrides: Overrides | None = None
+        self.steps: set[str] = set()
         #: What the files were when they were loaded, where they are polled.
         self.stamp = 0.0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether some version can be asked."""
+        return any(one.state == "READY" for one in self.versions.values())
 
 
 class ModelRepository:
@@ -119,6 +128,7 @@ class ModelRepository:
         self._sweeper = Sweeper(asyncio.get_running_loop())
         self._calls = CallServer(self.find)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ensembles = asyncio.Lock()
         self._is_closed = False
 
     async def start(self) -> None:
@@ -283,9 +293,9 @@ class ModelRepository:
             )
         await self._load(name, overrides)
         failed = [
-            f"version {number} is at UNAVAILABLE state: {one.reason};"
+            f"version {number} is at UNAVAILABLE state: {one.load_error};"
             for number, one in sorted(self._entries[name].versions.items())
-            if one.state != "READY" and one.reason != "unloaded"
+            if one.load_error is not None
         ]
         if failed:
             raise InferError(
@@ -368,6 +378,19 @@ class ModelRepository:
         return False
 
     async def _load(self, name: str, overrides: Overrides | None) -> None:
+        if self._is_ensemble(name) or (
+            overrides and overrides.config.HasField("ensemble_scheduling")
+        ):
+            # One at a time: it may load others, and two could wait for each other.
+            async with self._ensembles:
+                await self._load_one(name, overrides, ())
+        else:
+            await self._load_one(name, overrides, ())
+
+    async def _load_one(
+        self, name: str, overrides: Overrides | None, within: tuple[str, ...]
+    ) -> None:
+        """Load one model, for the sake of the ensembles that it is a step of."""
         entry = self._entries.setdefault(name, _Entry())
         async with entry.lock:
             began = time.monotonic()
@@ -382,6 +405,7 @@ class ModelRepository:
                 wanted = choose_versions(config.version_policy, versions_in(directory))
                 if not wanted:
                     raise ConfigError(f"at least one version must be available under {directory}")
+                await self._load_steps(config, (*within, name))
             except (ConfigError, OSError) as error:
                 _logger.error("model '%s' can't be loaded: %s", name, str(error))
                 _fail_all(entry, f"Invalid argument: {error}")
@@ -401,9 +425,23 @@ class ModelRepository:
                 old_overrides.close()
             _logger.info("model '%s' took %.3f s to load", name, time.monotonic() - began)
 
+    async def _load_steps(self, config: Any, within: tuple[str, ...]) -> None:
+        """Load what an ensemble is made of and is not loaded yet."""
+        steps = {step.model_name for step in config.ensemble_scheduling.step}
+        self._entries[config.name].steps = steps
+        for name in sorted(steps):
+            if name in within:
+                raise ConfigError(f"ensemble '{name}' is a step of itself")
+            entry = self._entries.get(name)
+            if name in self._added or (entry is not None and entry.is_ready):
+                continue
+            if name in self._on_disk():
+                await self._load_one(name, None, within)
+
     async def _load_version(self, entry: _Entry, config: Any, directory: Path, number: int) -> None:
         one = entry.versions.setdefault(number, _Version())
         old = one.model
+        one.load_error = None
         if old is None:
             one.state, one.reason = "LOADING", None
         own_config = type(config)()
@@ -414,8 +452,9 @@ class ModelRepository:
         except (LoadError, ConfigError) as error:
             # The text alone: who keeps records would keep the error's frames, and so the process.
             _logger.error("model '%s' version %d failed: %s", config.name, number, str(error))
-            if old is None:  # else the old one goes on, as in Triton
-                one.state, one.reason = "UNAVAILABLE", f"Internal: {error}"
+            one.load_error = f"Internal: {error}"
+            if old is None:  # else the old one goes on
+                one.state, one.reason = "UNAVAILABLE", one.load_error
             return
         one.model, one.state, one.reason = model, "READY", None
         entry.was_ready = True
@@ -423,6 +462,8 @@ class ModelRepository:
             self._spawn(_end(old, self._grace))
 
     def _make(self, config: Any, directory: Path, number: int) -> ManagedModel:
+        if config.platform == "ensemble":
+            return EnsembleModel(config, directory, number, sweeper=self._sweeper, find=self.find)
         return PythonModel(
             config,
             directory,
@@ -443,6 +484,16 @@ class ModelRepository:
             if entry.overrides is not None:
                 entry.overrides.close()
                 entry.overrides = None
+        if unload_dependents:
+            for step in self._steps_of(name) - self._steps_in_use():
+                await self._unload(step, unload_dependents=True)
+
+    def _steps_of(self, name: str) -> set[str]:
+        """The models that an ensemble was made of when it was loaded last."""
+        return self._entries[name].steps if name in self._entries else set()
+
+    def _steps_in_use(self) -> set[str]:
+        return {step for entry in self._entries.values() if entry.is_ready for step in entry.steps}
 
     async def _retire(self, one: _Version) -> None:
         model = one.model
@@ -488,9 +539,11 @@ def _is_loading(entry: _Entry) -> bool:
 
 def _fail_all(entry: _Entry, reason: str) -> None:
     """What is served goes on; else the model has one version, which there is not."""
+    for one in entry.versions.values():
+        one.load_error = reason
     if not any(one.model is not None for one in entry.versions.values()):
         one = entry.versions.setdefault(1, _Version())
-        one.state, one.reason = "UNAVAILABLE", reason
+        one.state, one.reason, one.load_error = "UNAVAILABLE", reason, reason
 
 
 def _stamp(directory: Path) -> float:

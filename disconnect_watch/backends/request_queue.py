@@ -131,8 +131,12 @@ class RequestQueue:
                     refused.append(pending)
         return refused
 
-    def take(self, now_ns: int) -> tuple[list[Pending], int]:
-        """Take the next batch.
+    def lose(self, instance: int) -> list[Pending]:
+        """An instance died, of which no request that waits needs to know anything."""
+        return []
+
+    def take(self, now_ns: int, instance: int) -> tuple[list[Pending], int]:
+        """Take the next batch of an instance that is idle, whichever it is.
 
         Returns:
             The batch, and 0; or none, and when to ask again if nothing comes before.

@@ -29,9 +29,9 @@ class Block:
     ``np.asarray(block)`` is an array over its bytes, which keeps it.
     """
 
-    __slots__ = ("__array_interface__", "_arena", "_offset")
+    __slots__ = ("__array_interface__", "_arena", "_mapping", "_offset")
 
-    def __init__(self, arena: "Arena", offset: int, size_bytes: int) -> None:
+    def __init__(self, arena: "Arena", mapping: mmap.mmap, offset: int, size_bytes: int) -> None:
         self.__array_interface__ = {
             "shape": (size_bytes,),
             "typestr": "|u1",
@@ -39,6 +39,7 @@ class Block:
             "version": 3,
         }
         self._arena = arena
+        self._mapping = mapping
         self._offset = offset
 
     def __del__(self) -> None:
@@ -65,12 +66,11 @@ class Arena:
         try:
             if memfd is None:
                 os.ftruncate(own, 2 * HALF_BYTES)
-            self._map = mmap.mmap(own, 2 * HALF_BYTES)
+            self._map: mmap.mmap | None = mmap.mmap(own, 2 * HALF_BYTES)
         finally:
             if memfd is not None:
                 os.close(own)
         self.memfd = own if memfd is None else -1
-        self._bytes = memoryview(self._map)
         self.address = int(np.frombuffer(self._map, np.uint8).ctypes.data)
         self._start = 0 if is_server else HALF_BYTES
         self._end = self._start + HALF_BYTES
@@ -88,6 +88,11 @@ class Arena:
             os.close(self.memfd)
             self.memfd = -1
 
+    def release(self) -> None:
+        """The other side is gone: let go of the memory, but for what is borrowed of it still."""
+        with self._lock:
+            self._map = None
+
     @property
     def num_used(self) -> int:
         """Blocks of our own that are handed out."""
@@ -98,12 +103,18 @@ class Arena:
         """Copy bytes into a new block; returns its offset.
 
         Raises:
-            MemoryError: no address is left.
+            MemoryError: no address is left, or the other side is gone.
         """
         view = memoryview(data).cast("B")
         offset = self.allocate(view.nbytes)
-        self._bytes[offset : offset + view.nbytes] = view
+        self._mapping()[offset : offset + view.nbytes] = view
         return offset
+
+    def _mapping(self) -> mmap.mmap:
+        mapping = self._map
+        if mapping is None:
+            raise MemoryError("no room for a tensor, the process that it is for has ended")
+        return mapping
 
     def allocate(self, size_bytes: int) -> int:
         """Take a block of at least that size; returns its offset.
@@ -134,7 +145,7 @@ class Arena:
             for offset in offsets:
                 size = self._sizes.pop(offset)
                 if self._idle_bytes + size > MAX_IDLE_BYTES:
-                    self._map.madvise(mmap.MADV_REMOVE, offset, size)
+                    self._mapping().madvise(mmap.MADV_REMOVE, offset, size)
                     self._cold.add(offset)
                     self._free[size].insert(0, offset)
                 else:
@@ -143,7 +154,7 @@ class Arena:
 
     def borrow(self, offset: int, size_bytes: int) -> "np.ndarray[Any, Any]":
         """An array over a block of the other side's, which is returned with its last view."""
-        return np.asarray(Block(self, offset, size_bytes))
+        return np.asarray(Block(self, self._mapping(), offset, size_bytes))
 
     def drain_returned(self) -> list[int]:
         """The offsets that are to be told to the other side, each once."""

@@ -20,14 +20,16 @@ from disconnect_watch.backends.model_config import (
     outputs_of,
     parameters_of,
 )
-from disconnect_watch.backends.pending import Pending, cancelled_error
+from disconnect_watch.backends.pending import LiveSet, Pending, cancelled_error
 from disconnect_watch.backends.python_model.calls import CallServer
 from disconnect_watch.backends.python_model.instance import Answer, Instance, LoadError, Setup
 from disconnect_watch.backends.request_queue import RequestQueue, expired_error
+from disconnect_watch.backends.sequences import SequenceQueue
 from disconnect_watch.backends.statistics import ModelStatistics
 from disconnect_watch.backends.sweeper import Sweeper
 from disconnect_watch.backends.tally import Tally
 from disconnect_watch.backends.validate import Validator
+from disconnect_watch.backends.warmup import warmup_requests
 from disconnect_watch.token import Reason
 
 __all__ = ["PythonModel"]
@@ -79,8 +81,7 @@ class PythonModel:
         self._is_draining = False
         self._loop = asyncio.get_running_loop()
         self._tally = Tally(self.statistics)
-        self._live: set[Pending] = set()
-        self._drained: asyncio.Future[None] | None = None
+        self._live = LiveSet(self._loop)
         self._configure()
 
     def _configure(self) -> None:
@@ -90,7 +91,11 @@ class PythonModel:
         self.outputs = outputs_of(self.config)
         self._labels = read_labels(self.config, self._directory)
         self._validator = Validator(self.config)
-        self._queue = RequestQueue(self.config)
+        self._queue: RequestQueue | SequenceQueue = (
+            SequenceQueue(self.config)
+            if self.config.HasField("sequence_batching")
+            else RequestQueue(self.config)
+        )
 
     async def load(self, *, auto_complete: bool = True) -> None:
         """Start the instances.
@@ -112,9 +117,13 @@ class PythonModel:
             async with asyncio.TaskGroup() as group:
                 for setup in others:
                     group.create_task(self._start(self._instance(setup)))
+            await self._warm_up()
         except BaseExceptionGroup as errors:
             await self.close(0)
             raise errors.exceptions[0] from errors
+        except InferError as error:  # of a warm-up that does not fit, or whose process died
+            await self.close(0)
+            raise LoadError(error.message) from error
         except BaseException:
             await self.close(0)
             raise
@@ -170,6 +179,21 @@ class PythonModel:
 
     async def _start(self, instance: Instance) -> None:
         await instance.start()
+
+    async def _warm_up(self) -> None:
+        """Run the samples on each instance; none of it is counted."""
+        self._tally = Tally(ModelStatistics(self.name, self.version))
+        for request in warmup_requests(self.config, self._directory):
+            size = self._validator.check(request)
+            for instance in self._instances:
+                pending = Pending(request, size, None, self._loop)
+                instance.execute([pending])
+                response = await pending.next()
+                while not response.is_final:
+                    response = await pending.next()
+                if response.error is not None:
+                    raise LoadError(f"warm-up '{request.id}' failed: {response.error.message}")
+        self._tally = Tally(self.statistics)
 
     @property
     def is_ready(self) -> bool:
@@ -238,23 +262,21 @@ class PythonModel:
             self._end(pending, expired_error(pending), "REJECTED")
         due_ns = 0
         if len(queue):
-            for instance in self._instances:
-                if not instance.is_idle:
-                    continue
-                batch, due_ns = self._take(now_ns)
-                if not batch:
-                    break
-                instance.execute(batch)
+            for index, instance in enumerate(self._instances):
+                if instance.is_idle:
+                    batch, due_ns = self._take(now_ns, index)
+                    if batch:
+                        instance.execute(batch)
         self.statistics.num_pending = len(queue)
         deadline_ns = queue.next_deadline_ns()
         if deadline_ns and (not due_ns or deadline_ns < due_ns):
             due_ns = deadline_ns
         self._arm(due_ns, now_ns)
 
-    def _take(self, now_ns: int) -> tuple[list[Pending], int]:
+    def _take(self, now_ns: int, instance: int) -> tuple[list[Pending], int]:
         """The next batch, without those that were cancelled while they waited."""
         while True:
-            batch, due_ns = self._queue.take(now_ns)
+            batch, due_ns = self._queue.take(now_ns, instance)
             live = [pending for pending in batch if not pending.request.cancel.cancelled]
             for pending in batch:
                 if pending.request.cancel.cancelled:
@@ -290,7 +312,7 @@ class PythonModel:
         if pending.outcome is not None:
             return
         self._queue.remove(pending)
-        self._forget(pending)
+        self._live.discard(pending)
         self._tally.cancel(pending)
         pending.fail(cancelled_error(pending.request))
         self.statistics.num_pending = len(self._queue)
@@ -298,7 +320,7 @@ class PythonModel:
     def _end(self, pending: Pending, error: InferError, why: str) -> None:
         if pending.outcome is not None:
             return
-        self._forget(pending)
+        self._live.discard(pending)
         self._tally.fail(pending, why)
         pending.fail(error)
 
@@ -328,7 +350,7 @@ class PythonModel:
                 pending.held = response
                 return
         if is_final:
-            self._forget(pending)
+            self._live.discard(pending)
             if response.error is not None and not self.is_decoupled:
                 self._tally.fail(
                     pending, "CANCELED" if response.error.code is Code.CANCELLED else "BACKEND"
@@ -351,6 +373,16 @@ class PythonModel:
     def instance_died(self, instance: Instance, how: str) -> None:
         """See ``Owner``."""
         _logger.error("%s ended (%s), it is started again", instance.setup.name, how)
+        for pending in self._queue.lose(self._instances.index(instance)):
+            self._end(
+                pending,
+                InferError(
+                    Code.INTERNAL,
+                    f"the process of '{instance.setup.name}' ended ({how}), and what it knew of "
+                    "the sequence is lost",
+                ),
+                "BACKEND",
+            )
         task = asyncio.ensure_future(self._restart(instance))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -372,17 +404,10 @@ class PythonModel:
                 self._pump()
                 return
 
-    def _forget(self, pending: Pending) -> None:
-        self._live.discard(pending)
-        if not self._live and self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
-
     async def drain(self, grace: float) -> None:
         """Take no more requests, and let those that were taken end within ``grace`` seconds."""
         self._is_draining = True
-        if self._live:
-            self._drained = self._loop.create_future()
-            await asyncio.wait([self._drained], timeout=grace)
+        await self._live.drain(grace)
 
     async def close(self, grace: float = 5.0) -> None:
         """End what runs, and the processes. Idempotent.
@@ -399,7 +424,7 @@ class PythonModel:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for pending in tuple(self._live):
+        for pending in self._live:
             pending.request.cancel.cancel(Reason.SHUTDOWN)
             self._cancel(pending)
         await asyncio.gather(*(instance.close(grace) for instance in self._instances))

@@ -100,6 +100,7 @@ class WorkerProcess:
         for channel in (self._calls, self._main):
             channel.drain()
             channel.close()
+        self.arena.release()
         self.has_ended.set()
         self._on_exit(status)
 
