@@ -6,21 +6,8 @@
 
 #include "dw_clock.h"
 #include "dw_gate.h"
+#include "dw_table.h"
 #include "dw_test.h"
-
-static dw_flags *make_table(void)
-{
-    dw_flags *flags;
-    CHECK_EQ(dw_flags_create(&flags), DW_OK);
-    return flags;
-}
-
-static dw_flag make_flag(dw_flags *flags)
-{
-    dw_flag flag;
-    CHECK_EQ(dw_flag_alloc(flags, &flag), DW_OK);
-    return flag;
-}
 
 static dw_flags_stats stats_of(const dw_flags *flags)
 {

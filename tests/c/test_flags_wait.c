@@ -6,6 +6,7 @@
 
 #include "dw_clock.h"
 #include "dw_gate.h"
+#include "dw_table.h"
 #include "dw_test.h"
 
 #define FOREVER      (-1)
@@ -59,20 +60,6 @@ static int finish(waiter *self)
     pthread_join(self->thread, NULL);
     pthread_mutex_destroy(&self->lock);
     return self->rc;
-}
-
-static dw_flags *make_table(void)
-{
-    dw_flags *flags;
-    CHECK_EQ(dw_flags_create(&flags), DW_OK);
-    return flags;
-}
-
-static dw_flag make_flag(dw_flags *flags)
-{
-    dw_flag flag;
-    CHECK_EQ(dw_flag_alloc(flags, &flag), DW_OK);
-    return flag;
 }
 
 static void cancel(dw_flags *flags, dw_flag flag)

@@ -227,57 +227,50 @@ static void check_not_busy(fixture *fx)
     CHECK(fixture_stats(fx).num_wakeups - before <= 4 * NUM_ROUNDS);
 }
 
-TEST_EACH(a_half_closed_connection_does_not_keep_the_thread_busy, watch_setup,
-          setup, thread_setups)
+static void half_close(net_pair *net)
 {
-    fixture fx;
-    fixture_open(&fx, setup);
-    watched w;
-    fixture_watch(&fx, &w);
-    net_leave(&w.net, LEAVE_HALF_CLOSE);
-    UNTIL(&fx, fixture_reason(&fx, &w) == DW_REASON_FIN);
-    check_not_busy(&fx);
-    fixture_drop(&fx, &w);
-    fixture_close(&fx);
+    net_leave(net, LEAVE_HALF_CLOSE);
 }
 
-TEST_EACH(a_reset_connection_does_not_keep_the_thread_busy, watch_setup, setup,
-          thread_setups)
+static void reset(net_pair *net)
 {
-    fixture fx;
-    fixture_open(&fx, setup);
-    watched w;
-    fixture_watch(&fx, &w);
-    net_leave(&w.net, LEAVE_RST);
-    UNTIL(&fx, fixture_reason(&fx, &w) == DW_REASON_RESET);
-    check_not_busy(&fx);
-    fixture_drop(&fx, &w);
-    fixture_close(&fx);
+    net_leave(net, LEAVE_RST);
 }
 
-TEST_EACH(the_own_shutdown_does_not_keep_the_thread_busy, watch_setup, setup,
-          thread_setups)
+static void shut_down_ours(net_pair *net)
 {
-    fixture fx;
-    fixture_open(&fx, setup);
-    watched w;
-    fixture_watch(&fx, &w);
-    CHECK_EQ(shutdown(w.net.server, SHUT_RDWR), 0);
-    check_not_busy(&fx);
-    CHECK_EQ(fixture_reason(&fx, &w), DW_REASON_NONE);
-    fixture_drop(&fx, &w);
-    fixture_close(&fx);
+    CHECK_EQ(shutdown(net->server, SHUT_RDWR), 0);
 }
 
-TEST_EACH(unread_bytes_do_not_keep_the_thread_busy, watch_setup, setup,
-          thread_setups)
+static void leave_bytes_unread(net_pair *net)
+{
+    net_send(net->client, 100);
+}
+
+typedef struct {
+    const char *label;
+    void (*enter)(net_pair *net);
+    int reason;
+} lasting_state;
+
+static const lasting_state lasting_states[] = {
+    {"half-closed", half_close, DW_REASON_FIN},
+    {"reset", reset, DW_REASON_RESET},
+    {"our own shutdown", shut_down_ours, DW_REASON_NONE},
+    {"unread bytes", leave_bytes_unread, DW_REASON_NONE},
+};
+
+TEST_CROSS(no_state_that_lasts_keeps_the_thread_busy, lasting_state, state,
+           lasting_states, watch_setup, setup, thread_setups)
 {
     fixture fx;
     fixture_open(&fx, setup);
     watched w;
     fixture_watch(&fx, &w);
-    net_send(w.net.client, 100);
+    state->enter(&w.net);
+    UNTIL(&fx, fixture_reason(&fx, &w) == state->reason);
     check_not_busy(&fx);
+    CHECK_EQ(fixture_reason(&fx, &w), state->reason);
     fixture_drop(&fx, &w);
     fixture_close(&fx);
 }
