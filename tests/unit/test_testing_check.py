@@ -100,7 +100,7 @@ def test_only_the_ways_that_went_unnoticed_are_blamed() -> None:
             REQUEST,
             started=lambda: served.num_begun,
             cancelled=lambda: served.num_cancelled,
-            within=0.5,
+            within=2,
             ways=[Way.HALF_CLOSE, Way.RST],
         )
     assert set(caught.value.unnoticed) == {Way.HALF_CLOSE}
