@@ -55,11 +55,13 @@ collect_ignore_glob = [] if find_spec("torch") else BEYOND_THE_CORE
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addini("end_timeout", "Seconds that the run may take to end.", default="20")
+    parser.addini("end_timeout", "Seconds that the run may take to end.", default="120")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    # The interpreter waits for each thread, and one that a failed test left may never end.
+    # The interpreter looks through all that is left, again and again, to free it.
+    gc.freeze()
+    # It waits for each thread, and one that a failed test left may never end.
     limit = float(config.getini("end_timeout"))
     faulthandler.dump_traceback_later(limit, exit=True, file=sys.__stderr__ or 2)
 
@@ -135,7 +137,7 @@ def leak_guard() -> Iterator[None]:
     if _is_more(_holdings(), before):
         gc.collect()
         with contextlib.suppress(AssertionError):
-            wait_until(lambda: not _is_more(_holdings(), before), 20)
+            wait_until(lambda: not _is_more(_holdings(), before))
         if _is_more(_holdings(), before):
             pytest.fail(f"left behind: before {before}, after {_holdings()}; {open_fds()}")
 

@@ -21,7 +21,7 @@ def requests_timeout(visit: Visit) -> None:
 @case("requests", "`break` in `with session.get(stream=True)`", answer="stream")
 def requests_break(visit: Visit) -> None:
     with requests.Session() as session:
-        with session.get(visit.url, stream=True, timeout=20) as response:
+        with session.get(visit.url, stream=True, timeout=40) as response:
             assert next(response.iter_lines())
         visit.is_noticed(*ENDED)
 
@@ -29,7 +29,7 @@ def requests_break(visit: Visit) -> None:
 @case("requests", "`break`, the response kept", answer="stream")
 def requests_keep_response(visit: Visit) -> None:
     with requests.Session() as session:
-        response = session.get(visit.url, stream=True, timeout=20)
+        response = session.get(visit.url, stream=True, timeout=40)
         lines = response.iter_lines()
         assert next(lines)
         visit.is_unnoticed(HELD)
@@ -94,7 +94,7 @@ def httpx_timeout(visit: Visit) -> None:
 
 @case("httpx", "`break` in `with client.stream()`", answer="stream")
 def httpx_break(visit: Visit) -> None:
-    with httpx.Client(timeout=20) as client:
+    with httpx.Client(timeout=40) as client:
         with client.stream("GET", visit.url) as response:
             assert next(response.iter_lines())
         visit.is_noticed(*ENDED)
@@ -102,7 +102,7 @@ def httpx_break(visit: Visit) -> None:
 
 @case("httpx", "`break` in `with client.stream()`", answer="stream", scheme="https")
 def httpx_break_over_tls(visit: Visit) -> None:
-    with httpx.Client(timeout=20, verify=False) as client:
+    with httpx.Client(timeout=40, verify=False) as client:
         with client.stream("GET", visit.url) as response:
             assert next(response.iter_lines())
         # The TLS layer may hear of it before the watcher, and closes the transport then.
@@ -111,7 +111,7 @@ def httpx_break_over_tls(visit: Visit) -> None:
 
 @case("httpx", "`send(stream=True)`, the response kept", answer="stream")
 def httpx_keep_response(visit: Visit) -> None:
-    with httpx.Client(timeout=20) as client:
+    with httpx.Client(timeout=40) as client:
         response = client.send(client.build_request("GET", visit.url), stream=True)
         lines = response.iter_lines()
         assert next(lines)

@@ -128,7 +128,7 @@ def browser(*options: str) -> Iterator[Browser]:
         finally:
             os.close(writes)  # which ends it, too
             os.close(reads)
-            process.wait(20)
+            process.wait(40)
 
 
 def _command(profile: str) -> list[str]:

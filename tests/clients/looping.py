@@ -33,14 +33,14 @@ async def httpx_async_timeout(visit: Visit) -> None:
 
 @case("httpx, async", "`task.cancel()`")
 async def httpx_async_cancel(visit: Visit) -> None:
-    async with httpx.AsyncClient(timeout=20) as client:
+    async with httpx.AsyncClient(timeout=40) as client:
         await cancel(visit, client.get(visit.url))
         await asyncio.to_thread(visit.is_noticed)
 
 
 @case("httpx, async", "`await response.aclose()`", answer="stream")
 async def httpx_async_aclose(visit: Visit) -> None:
-    async with httpx.AsyncClient(timeout=20) as client:
+    async with httpx.AsyncClient(timeout=40) as client:
         response = await client.send(client.build_request("GET", visit.url), stream=True)
         lines = response.aiter_lines()
         assert await anext(lines)
@@ -50,7 +50,7 @@ async def httpx_async_aclose(visit: Visit) -> None:
 
 @case("httpx, async", "`break` in `async with client.stream()`", answer="stream")
 async def httpx_async_break(visit: Visit) -> None:
-    async with httpx.AsyncClient(timeout=20) as client:
+    async with httpx.AsyncClient(timeout=40) as client:
         async with client.stream("GET", visit.url) as response:
             async for _ in response.aiter_lines():
                 break

@@ -20,7 +20,7 @@ def client_of(visit: Visit, **options: Any) -> openai.OpenAI:
 
 def async_client_of(visit: Visit) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(
-        base_url=f"{visit.base}/v1", api_key="none", timeout=20, max_retries=0
+        base_url=f"{visit.base}/v1", api_key="none", timeout=40, max_retries=0
     )
 
 

@@ -49,21 +49,21 @@ def go_on(process: subprocess.Popen[str]) -> None:
 @case("curl", "`-m`", needs=("curl",))
 def curl_max_time(visit: Visit) -> None:
     with running("curl", "-sN", "-m", str(PATIENCE), visit.url) as curl:
-        assert curl.wait(20) == 28
+        assert curl.wait(40) == 28
         visit.is_noticed()
 
 
 @case("curl", "`-m`", answer="stream", needs=("curl",))
 def curl_max_time_of_a_stream(visit: Visit) -> None:
     with running("curl", "-sN", "-m", str(PATIENCE), "-o", "/dev/null", visit.url) as curl:
-        assert curl.wait(20) == 28
+        assert curl.wait(40) == 28
         visit.is_noticed(*ENDED)
 
 
 @case("curl", "`-m`", scheme="https", needs=("curl",))
 def curl_max_time_over_tls(visit: Visit) -> None:
     with running("curl", "-skN", "-m", str(PATIENCE), visit.url) as curl:
-        assert curl.wait(20) == 28
+        assert curl.wait(40) == 28
         # As of httpx over TLS.
         visit.is_noticed("FIN", "OWNER_CLOSED")
 
@@ -90,7 +90,7 @@ def curl_without_reader(visit: Visit) -> None:
         assert curl.stdout is not None
         assert curl.stdout.readline()
         curl.stdout.close()
-        assert curl.wait(20) == 23
+        assert curl.wait(40) == 23
         visit.is_noticed(*ENDED)
 
 

@@ -43,7 +43,7 @@ def triton_close(visit: Visit) -> None:
     gevent.sleep(0)
     visit.is_unnoticed("it waits for what was asked")
     visit.is_answered()
-    closing.join(20)
+    closing.join(40)
     assert closing.successful()
     assert asked.get_result().as_numpy("IN_OUT") == [0]
 

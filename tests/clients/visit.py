@@ -40,15 +40,15 @@ class Visit:
 
     def call(self, number: int = 0) -> Call:
         """The request of that number, as soon as the server has it."""
-        wait_until(lambda: len(self.calls()) > number, 20)
+        wait_until(lambda: len(self.calls()) > number)
         return self.calls()[number]
 
     def is_noticed(self, *reasons: str, number: int = 0) -> None:
         """The server hears of it now, and stops."""
         call = self.call(number)
-        wait_until(lambda: call.token.cancelled, 20)
+        wait_until(lambda: call.token.cancelled)
         assert call.reason in (reasons or ("FIN",)), call
-        wait_until(lambda: call.outcome == "stopped", 20)
+        wait_until(lambda: call.outcome == "stopped")
         self.news.append(call.reason)
 
     def is_unnoticed(self, because: str) -> None:
@@ -68,7 +68,7 @@ class Visit:
         """The server may finish, and does."""
         call = self.call()
         call.may_finish.set()
-        wait_until(lambda: call.outcome, 20)
+        wait_until(lambda: call.outcome)
         assert call.outcome == "whole", call
         self.news.append("the whole answer")
 

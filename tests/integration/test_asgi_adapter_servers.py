@@ -65,7 +65,7 @@ def wait_for_end(server: Served, name: str) -> None:
         server.collect_garbage()
         return name in server.names("ended")
 
-    wait_until(has_ended, 20)
+    wait_until(has_ended)
 
 
 @pytest.mark.parametrize("around", AROUND)

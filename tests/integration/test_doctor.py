@@ -35,9 +35,10 @@ from disconnect_watch.doctor import (
     listen_behind_proxy,
     load_application,
 )
-from disconnect_watch.testing import LeavingClient, Server, Way, wait_until
+from disconnect_watch.testing import LeavingClient, Server, Way
 from disconnect_watch.watcher import default_watcher
 from tests.proxies.programs import behind as behind_program
+from tests.support.net import wait_until
 from tests.support.tools import path_of
 
 
@@ -352,7 +353,7 @@ def behind_proxy(
                 wait_until(lambda: default_watcher().stats().num_armed)
                 client.leave(Way.FIN)
             else:
-                is_over.wait(20)
+                is_over.wait(40)
 
     with ThreadPoolExecutor(1) as pool:
         found = listen_behind_proxy(
@@ -413,7 +414,7 @@ def test_command_reports_on_an_application_of_the_working_directory(tmp_path: Pa
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
     )
     document = json.loads(done.stdout)
     assert not document["holds"]

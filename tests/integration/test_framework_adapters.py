@@ -186,7 +186,7 @@ def test_a_worker_thread_is_told_by_the_token(framework: Framework, loop_kind: s
             client.post("/thread")
             wait_until(lambda: "/thread" in record.tokens)
             client.sock.close()
-        assert record.tokens["/thread"].wait(10)
+        assert record.tokens["/thread"].wait(40)
         wait_until(lambda: record.ended == {"/thread": "CancelledError"})
 
 
@@ -247,7 +247,7 @@ def test_a_loop_that_is_busy_delays_no_token(framework: Framework, loop_kind: st
             def block() -> None:
                 client.sock.close()
                 token: CancelToken = server.record.tokens["/wait"]
-                fired.append(token.wait(10))  # the loop's thread does nothing else
+                fired.append(token.wait(40))  # the loop's thread does nothing else
 
             server.loop.call_soon_threadsafe(block)
             wait_until(lambda: fired)

@@ -77,13 +77,13 @@ def handlers_of(record: Record) -> dict[str, Callable[..., Any]]:
 
     def in_thread(request: Any, context: Any) -> bytes:
         with record.running(context) as token:
-            assert token.wait(30)
+            assert token.wait(40)
         return b""
 
     def streams_in_thread(request: Any, context: Any) -> Iterator[bytes]:
         with record.running(context) as token:
             yield b"one"
-            assert token.wait(30)
+            assert token.wait(40)
 
     async def answers(request: Any, context: Any) -> bytes:
         with record.running(context):

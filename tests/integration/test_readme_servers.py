@@ -93,7 +93,7 @@ from grpc import aio
 def work(request, context):
     token = client_token(context)
     print("begun", flush=True)
-    if token.wait(30):
+    if token.wait(40):
         print("cancelled", flush=True)
     return b""
 
@@ -175,10 +175,10 @@ def running(folder: Path, source: str, command: str, port: int) -> Iterator[Path
     finally:
         process.terminate()
         try:
-            process.wait(10)
+            process.wait(40)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(10)
+            process.wait(40)
 
 
 def client_of(port: int) -> LeavingClient:
@@ -190,7 +190,7 @@ def client_of(port: int) -> LeavingClient:
             clients.append(LeavingClient(("127.0.0.1", port)))
         return bool(clients)
 
-    wait_until(connects, 30)
+    wait_until(connects)
     return clients[0]
 
 
@@ -198,10 +198,10 @@ def is_cancelled_when_its_client_leaves(port: int, output: Path) -> None:
     request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with client_of(port) as client:
         client.send(request)
-        wait_until(lambda: "begun" in output.read_text(), 30)
+        wait_until(lambda: "begun" in output.read_text())
         # A pipelined request behind: the way that a server alone does not see.
         client.leave(Way.BEHIND_REQUEST, request=request)
-        wait_until(lambda: "cancelled" in output.read_text(), 10)
+        wait_until(lambda: "cancelled" in output.read_text())
 
 
 @pytest.fixture
@@ -255,9 +255,9 @@ def test_snippet_for_grpc_stops_a_handler_in_a_thread(tmp_path: Path, port: int)
     with running(tmp_path, source, "app.py", port) as output:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             call = channel.unary_unary("/readme/Infer").future(b"", wait_for_ready=True)
-            wait_until(lambda: "begun" in output.read_text(), 30)
+            wait_until(lambda: "begun" in output.read_text())
             call.cancel()
-        wait_until(lambda: "cancelled" in output.read_text(), 10)
+        wait_until(lambda: "cancelled" in output.read_text())
 
 
 def test_snippet_for_tests_passes_for_a_server_that_stops() -> None:

@@ -260,12 +260,12 @@ def command(tmp_path: Path, port: int) -> Iterator[tuple[int, list[str]]]:
     reader = threading.Thread(target=lines.extend, args=(process.stdout,))
     reader.start()
     try:
-        wait_until(lambda: any("Worker ready" in line for line in lines), 30)
+        wait_until(lambda: any("Worker ready" in line for line in lines))
         yield port, lines
     finally:
         process.kill()
-        process.wait(10)
-        reader.join(10)
+        process.wait(40)
+        reader.join(40)
         process.stdout.close()
 
 

@@ -98,7 +98,7 @@ def recording(
 
 def tls_client(server: ThreadedServer) -> ssl.SSLSocket:
     context = ssl.create_default_context(cafile=str(TLS / "cert.pem"))
-    plain = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    plain = socket.create_connection(("127.0.0.1", server.port), timeout=40)
     return context.wrap_socket(plain, server_hostname="localhost")
 
 
@@ -175,7 +175,7 @@ def test_a_blocked_loop_does_not_delay_the_token(stack: Stack) -> None:
         wait_until(lambda: "/wait" in app.tokens)
         release = server.block_loop()
         client.sock.close()
-        assert app.tokens["/wait"].wait(10)
+        assert app.tokens["/wait"].wait(40)
         assert app.heard == []
         release()
         wait_until(lambda: app.heard == ["/wait"])
@@ -335,7 +335,7 @@ def test_a_last_write_that_waits_for_its_client_is_still_watched(stack: Stack) -
 
     with recording(stack, app=Large()) as (app, server, _), Client(server.port) as client:
         client.post("/large", b"")
-        assert waits.wait(10)
+        assert waits.wait(40)
         client.sock.shutdown(socket.SHUT_WR)
         wait_until(lambda: app.tokens["/large"].cancelled)
         wait_until(lambda: app.ended == ["/large"])

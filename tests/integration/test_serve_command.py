@@ -73,7 +73,7 @@ def test_a_server_does_not_outlive_a_test_run_that_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as killed:
         assert killed.stdout is not None
         pid = int(killed.stdout.readline())
-        assert killed.wait(10) == -signal.SIGKILL
+        assert killed.wait(40) == -signal.SIGKILL
     try:
         wait_until(lambda: not is_running(pid))
     finally:

@@ -150,11 +150,14 @@ def test_a_leave_while_queued_never_takes_a_slot(route: str, leave: str) -> None
             holder.post(path_of("generate_stream"), ENDLESS)
             holder.read_until(b"text_output")
             client.post(path_of(route), ENDLESS)
-            gate.wait()
-            wait_until(lambda: serving.frontend.stats().num_live == 2)
-            gate.open()
-            wait_until(lambda: serving.backend.stats().num_waiting == 1)
+            wait_until(lambda: serving.watcher.stats().num_armed == 2)
+            # It is admitted between two steps; and the holder's context comes to an end, too.
+            while serving.backend.stats().num_waiting == 0:
+                gate.pass_steps(1)
+                gate.wait()
             act(client)
+            wait_until(lambda: sum(serving.watcher.stats().num_signals.values()) == 1)
+            gate.open()
             wait_until(lambda: len(serving.outcomes) == 1)
             ((request_id, (outcome,)),) = serving.outcomes.items()
             assert (outcome.kind, outcome.phase) == ("cancelled", "waiting")

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import operator
 import sys
 from typing import Any
 
@@ -68,7 +69,8 @@ def test_keep_alive_requests_leave_nothing_behind(stack: Stack, num_requests: in
         before = holdings(server, watcher)
         blocks = allocated_blocks()
         request_often(server, num_requests)
-        assert holdings(server, watcher) == before
+        after = holdings(server, watcher)
+        assert all(map(operator.le, after, before)), (before, after)  # or less, of tests before
         # An object a request would be ten times as much, a connection that is kept, with
         # its parser and transport, five times; the interpreter itself grows by a few hundred.
         assert allocated_blocks() - blocks < num_requests // 10

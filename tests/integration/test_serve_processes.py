@@ -106,12 +106,12 @@ def running(arguments: Sequence[str], folder: Path, **environment: str) -> Itera
     try:
         yield group
         process.terminate()
-        process.wait(20)
+        process.wait(40)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
-        reader.join(10)
+        process.wait(40)
+        reader.join(40)
         assert process.stderr is not None
         process.stderr.close()
     assert "Traceback" not in group.said, group.said
@@ -191,7 +191,7 @@ for use in (adapter.http_tools, lambda: adapter.HttpTools):
     else:
         raise AssertionError(use)
 """
-    subprocess.run([sys.executable, "-c", source], cwd=ROOT, check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", source], cwd=ROOT, check=True, timeout=40)
 
 
 def change(module: Path, is_seen: Callable[[], bool]) -> None:

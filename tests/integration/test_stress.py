@@ -120,10 +120,10 @@ def one_client(
 
     async def main() -> tuple[Ending, bytes]:
         with listener("tcp") as listening:
-            listening.settimeout(10)
+            listening.settimeout(40)
             address = await Target(*listening.getsockname()).resolve()
             plan = ClientPlan(0, leave)
-            client = asyncio.create_task(run_client(address, ECHO, plan=plan, within=10))
+            client = asyncio.create_task(run_client(address, ECHO, plan=plan, within=40))
             accepted, _ = await asyncio.to_thread(listening.accept)
             with accepted:
                 seen = await asyncio.to_thread(serve, accepted)
@@ -133,7 +133,7 @@ def one_client(
 
 
 def read_to_end(accepted: socket.socket) -> bytes:
-    accepted.settimeout(10)
+    accepted.settimeout(40)
     return b"".join(iter(lambda: accepted.recv(100), b""))
 
 
@@ -219,7 +219,7 @@ def test_server_is_settled_when_two_readings_in_a_row_say_so(run: LoopRunner) ->
         server = await dw.start_server(scrape, "127.0.0.1", 0)
         async with server:
             target = Target(*server.sockets[0].getsockname()).with_path("/metrics")
-            return await settled_counts(target, is_settled=lambda read: read.is_idle, within=20)
+            return await settled_counts(target, is_settled=lambda read: read.is_idle, within=40)
 
     assert run(main) == ServerCounts(3, 2, 0, 0, 0, 0, 0)
     assert pages == [page(9)]
@@ -343,7 +343,7 @@ def test_command_finds_nothing_wrong_with_our_server(serve: Process, route: str)
         command(url, "--stay", "8", "--leave", "24", "--seed", "7", "--json"),
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
@@ -364,7 +364,7 @@ def serve() -> Iterator[Process]:
 
 def test_command_that_is_interrupted_reports_what_there_was() -> None:
     with listener("tcp") as listening:
-        listening.settimeout(20)
+        listening.settimeout(40)
         host, port = listening.getsockname()
         with subprocess.Popen(
             command(f"{host}:{port}", "--concurrency", "3", "--leave", "0"),
@@ -374,7 +374,7 @@ def test_command_that_is_interrupted_reports_what_there_was() -> None:
         ) as process:
             held = [listening.accept()[0] for _ in range(3)]
             process.send_signal(signal.SIGINT)
-            text, progress = process.communicate(timeout=20)
+            text, progress = process.communicate(timeout=40)
             for sock in held:
                 sock.close()
     assert process.returncode == 130
@@ -386,7 +386,7 @@ def test_command_that_is_interrupted_reports_what_there_was() -> None:
 
 def test_command_fails_by_its_exit_code_where_answers_are_lost() -> None:
     with listener("tcp") as listening:
-        listening.settimeout(20)
+        listening.settimeout(40)
         host, port = listening.getsockname()
         with subprocess.Popen(
             command(f"{host}:{port}", "--stay", "1", "--leave", "0"),
@@ -395,7 +395,7 @@ def test_command_fails_by_its_exit_code_where_answers_are_lost() -> None:
             text=True,
         ) as process:
             listening.accept()[0].close()
-            text, _ = process.communicate(timeout=20)
+            text, _ = process.communicate(timeout=40)
     assert process.returncode == 1
     assert "FAIL every answer is right: 0 right, 1 wrong or missing" in text
 

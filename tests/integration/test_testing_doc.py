@@ -33,7 +33,7 @@ def run_pytest(directory: Path, *options: str) -> subprocess.CompletedProcess[st
         env={"PYTHONPATH": f"{ROOT}:{directory}", "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
     )
 
 

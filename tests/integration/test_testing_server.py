@@ -55,11 +55,11 @@ def test_a_stop_waits_for_the_answer_that_is_under_way() -> None:
         Client(server.port) as client,
     ):
         client.post("/")
-        assert app.has_begun.wait(20)
+        assert app.has_begun.wait(40)
         stopping = threading.Thread(target=server.stop)
         stopping.start()
-        wait_until(lambda: not server.server.servers[0].is_serving(), 20)
+        wait_until(lambda: not server.server.servers[0].is_serving())
         app.may_end.set()
         assert client.read_response()[2] == b"whole"
-        stopping.join(20)
+        stopping.join(40)
     assert app.heard == ["lifespan.startup", "lifespan.shutdown"]

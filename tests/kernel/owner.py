@@ -153,7 +153,7 @@ def a_child_shares_the_set() -> Seen:
             [sys.executable, "-S", "-c", _UNREGISTER.format(*fds)],
             pass_fds=fds,
             check=True,
-            timeout=30,
+            timeout=40,
         )
         pair.client.close()
         wait_until(lambda: tcp_info(pair.server).state == "CLOSE_WAIT")

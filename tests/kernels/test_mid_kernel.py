@@ -25,7 +25,7 @@ def cancelled_after(progress: Tensor, num_tiles: int, token: CancelToken) -> Ite
     is_over = threading.Event()
 
     def run() -> None:
-        wait_until(lambda: bool(progress.sum() >= num_tiles) or is_over.is_set(), 30)
+        wait_until(lambda: bool(progress.sum() >= num_tiles) or is_over.is_set())
         token.cancel()
 
     thread = threading.Thread(target=run)

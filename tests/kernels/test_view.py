@@ -61,7 +61,7 @@ def test_mirror_follows_every_cancel_until_it_is_closed() -> None:
     for token in tokens:
         token.cancel(Reason.FIN)
         fired = token.generation << 8 | Reason.FIN.code
-        wait_until(partial(lambda slot, word: int(words[slot]) == word, token.slot, fired), 10)
+        wait_until(partial(lambda slot, word: int(words[slot]) == word, token.slot, fired))
     mirror.close()
     late = CancelToken()
     late.cancel()

@@ -22,11 +22,9 @@ from tests.matrix import ends
 from tests.matrix.cells import Cell, Outcome
 from tests.matrix.leaver import Leaver
 from tests.support.loops import LOOP_FACTORIES
-from tests.support.net import connected, transport_of, until, wait_until
+from tests.support.net import PATIENCE, connected, transport_of, until, wait_until
 
 __all__ = ["measure"]
-
-_PATIENCE = 10.0  # seconds, for what must come
 
 # A PyDLL's functions are called with the GIL held.
 _poll_with_gil = ctypes.PyDLL(None).poll
@@ -39,7 +37,7 @@ class _PollFd(ctypes.Structure):
 def hold_gil_until_readable(fd: int) -> bool:
     """Wait in C code that keeps the GIL; whether ``fd`` became readable."""
     poll_fd = _PollFd(fd, select.POLLIN, 0)
-    return bool(_poll_with_gil(ctypes.byref(poll_fd), 1, round(_PATIENCE * 1000)))
+    return bool(_poll_with_gil(ctypes.byref(poll_fd), 1, round(PATIENCE * 1000)))
 
 
 def measure(cell: Cell, leaver: Leaver) -> Outcome:
@@ -119,7 +117,7 @@ class _Play:
         block = watch(target, pause_reading=pauses, watcher=self.watcher)
         conn: Connection | None = None
         try:
-            async with asyncio.timeout(_PATIENCE), block as w:
+            async with asyncio.timeout(PATIENCE), block as w:
                 known = loop_mailbox(self.watcher).connections.get(self.fd)
                 if known is not None:
                     conn = known.conn
@@ -152,7 +150,7 @@ class _Play:
             assert not token.cancelled, f"after {cell.way.first}"
         self._start(conn)
         if cell.is_told:
-            await until(lambda: token.cancelled, _PATIENCE)
+            await until(lambda: token.cancelled, PATIENCE)
         await self._answered()
         if not cell.is_told:
             with self._witness() as witness:
@@ -183,8 +181,8 @@ class _Play:
     def _is_told(self, token: CancelToken) -> bool:
         """Whether a token is set in the end, this thread driving the watcher if it is to."""
         if self.cell.driver == "thread":
-            return token.wait(_PATIENCE)
-        wait_until(lambda: self.watcher.poll() >= 0 and token.cancelled, _PATIENCE)
+            return token.wait(PATIENCE)
+        wait_until(lambda: self.watcher.poll() >= 0 and token.cancelled, PATIENCE)
         return True
 
     def _start(self, conn: Connection) -> None:

@@ -90,7 +90,7 @@ def thread_view(cell: Cell, leaver: Leaver, watcher: Watcher | None) -> View:
     """Let the client leave, then read as the thread that owns the socket."""
     with ends.connect(cell, leaver) as fd, ends.thread_end(cell, leaver, fd) as sock:
         assert sock is not None
-        sock.settimeout(10)
+        sock.settimeout(40)
         with contextlib.ExitStack() as stack:
             if watcher is not None:
                 token = CancelToken()
@@ -98,7 +98,7 @@ def thread_view(cell: Cell, leaver: Leaver, watcher: Watcher | None) -> View:
                 conn.arm(token)
             leaver.do(cell.way.act)
             if watcher is not None and cell.is_told:
-                assert token.wait(10)
+                assert token.wait(40)
             num_bytes, end = _read_to_end(sock)
             return View(num_bytes, end, _read_to_end(sock)[1])
 
@@ -139,7 +139,7 @@ def streams_view(cell: Cell, leaver: Leaver, watcher: Watcher | None) -> View:
 async def _watched(
     cell: Cell, leaver: Leaver, watcher: Watcher, writer: asyncio.StreamWriter
 ) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         with contextlib.suppress(ClientDisconnected):
             async with watch(writer, watcher=watcher) as w:
                 leaver.order(cell.way.act)
@@ -155,7 +155,7 @@ async def _watched(
 async def _read_streams_to_end(reader: asyncio.StreamReader) -> tuple[int, str]:
     num_bytes = 0
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             while data := await reader.read(1 << 16):
                 num_bytes += len(data)
     except OSError as error:

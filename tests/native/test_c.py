@@ -107,14 +107,14 @@ def test_native_code_cancels_a_token_and_wakes_who_waits(example: ModuleType) ->
     woken = threading.Event()
 
     def wait() -> None:
-        token.wait(10)
+        token.wait(40)
         woken.set()
 
     thread = threading.Thread(target=wait)
     thread.start()
     assert example.retain_and_cancel(token, Reason.DEADLINE.code) == 1
     assert example.retain_and_cancel(token, Reason.FIN.code) == 0
-    assert woken.wait(10)
+    assert woken.wait(40)
     thread.join()
     assert token.reason is Reason.DEADLINE
     with pytest.raises(OSError, match="invalid argument"):

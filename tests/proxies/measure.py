@@ -46,7 +46,7 @@ def measure(cell: Cell, port: int, upstream: Upstream, *, patience: float = 0.0)
         at_ns = time.monotonic_ns()
         leaves.leave(cell.way)
         if cell.is_noticed:
-            wait_until(lambda: call.token.cancelled, 20)
+            wait_until(lambda: call.token.cancelled)
         else:
             with contextlib.suppress(AssertionError):
                 wait_until(lambda: call.token.cancelled, patience)

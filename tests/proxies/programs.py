@@ -204,7 +204,7 @@ def behind(name: str, upstream_port: int, directory: Path) -> Iterator[dict[str,
                 )
             )
             process = end.enter_context(_running(program, config, log))
-            wait_until(lambda: process.poll() is not None or all(map(_listens, ports.values())), 30)
+            wait_until(lambda: process.poll() is not None or all(map(_listens, ports.values())))
         assert process.poll() is None, f"{name} did not start: {log.read_text()[-2000:]}"
         yield ports
 
@@ -217,9 +217,9 @@ def _running(program: Program, config: Path, log: Path) -> Iterator[subprocess.P
     finally:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(20)
+            process.wait(40)
         process.kill()  # does nothing where it has ended
-        process.wait(20)
+        process.wait(40)
 
 
 def _launched(program: Program, config: Path, log: Path) -> subprocess.Popen[bytes]:

@@ -24,7 +24,7 @@ def test_httpx_keeps_the_stream_that_it_breaks_out_of_until_the_client_is_closed
     base = f"https://localhost:{port_of(key)}"
     context = ssl.create_default_context(cafile=str(PEM))
     left, kept = server.name("stream"), server.name("stream")
-    with httpx.Client(http2=True, verify=context, timeout=20) as client:
+    with httpx.Client(http2=True, verify=context, timeout=40) as client:
         with client.stream("GET", base + kept) as stays:
             with client.stream("GET", base + left) as leaves:
                 assert leaves.http_version == stays.http_version == "HTTP/2"
@@ -32,7 +32,7 @@ def test_httpx_keeps_the_stream_that_it_breaks_out_of_until_the_client_is_closed
             server.wait_for(kept).may_finish.set()
             assert stays.read().endswith(body_of(kept))
         assert not server.wait_for(left).token.cancelled
-    wait_until(lambda: server.wait_for(left).outcome == "stopped", 20)
+    wait_until(lambda: server.wait_for(left).outcome == "stopped")
     assert server.wait_for(kept).outcome == "whole"
     server.settle()
 
@@ -46,7 +46,7 @@ def test_curl_that_is_interrupted_is_noticed(
     with subprocess.Popen([path_of("curl"), "-s", "--http2", "--cacert", PEM, url]) as curl:
         call = server.wait_for(path)
         curl.send_signal(signal.SIGINT)
-        wait_until(lambda: call.outcome == "stopped", 20)
+        wait_until(lambda: call.outcome == "stopped")
     server.settle()
 
 
@@ -66,7 +66,7 @@ def test_tab_that_aborts_one_fetch_gets_the_whole_of_another(
         """)
         call, kept_call = server.wait_for(left), server.wait_for(kept)
         tab.run("controller.abort()")
-        wait_until(lambda: call.outcome == "stopped", 20)
+        wait_until(lambda: call.outcome == "stopped")
         kept_call.may_finish.set()
         assert tab.run("kept").endswith(body_of(kept).decode())
         entries = "performance.getEntriesByType('navigation')"

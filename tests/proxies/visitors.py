@@ -132,7 +132,7 @@ class _Line:
     def __init__(self, port: int) -> None:
         context = ssl.create_default_context(cafile=str(PEM))
         context.set_alpn_protocols(["h2"])
-        plain = socket.create_connection(("127.0.0.1", port), timeout=20)
+        plain = socket.create_connection(("127.0.0.1", port), timeout=40)
         self.sock = context.wrap_socket(plain, server_hostname="localhost")
         self._state = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
         self._state.initiate_connection()

@@ -17,19 +17,18 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from disconnect_watch.testing import LeavingClient, wait_until
+from disconnect_watch.testing import LeavingClient
 from disconnect_watch.testing.ways import part
 from tests.servers.cells import Cell, Outcome
 from tests.servers.stacks import STACKS, Stack
 from tests.servers.work import CHUNK, HALF, QUICK, seconds_of
 from tests.support.asgi_servers import launched, running
-from tests.support.net import unread_bytes
+from tests.support.net import PATIENCE, unread_bytes, wait_until
 
 __all__ = ["NUM_AT_ONCE", "Events", "measure_all", "outcome_of"]
 
 #: Clients at the same time.
 NUM_AT_ONCE = 12
-_PATIENCE = 30.0
 
 
 class Events:
@@ -46,7 +45,7 @@ class Events:
         self._reader = threading.Thread(target=self._read, name="test-events")
         self._reader.start()
 
-    def wait_for(self, name: str, *events: str, within: float = _PATIENCE) -> dict[str, Any] | None:
+    def wait_for(self, name: str, *events: str, within: float = PATIENCE) -> dict[str, Any] | None:
         """The first of these that is said of a request; None where nothing is."""
 
         def find() -> dict[str, Any] | None:
@@ -63,7 +62,7 @@ class Events:
 
     def close(self) -> None:
         os.write(self._pipe, b"\n")
-        self._reader.join(10)
+        self._reader.join(40)
         os.close(self._pipe)
 
     def _read(self) -> None:
@@ -87,11 +86,11 @@ class Running:
         # One for all: each would load the system's authorities.
         self._context = ssl._create_unverified_context() if is_tls else None
 
-    def client(self, mode: str, *, timeout: float = _PATIENCE) -> LeavingClient:
+    def client(self, mode: str, *, timeout: float = PATIENCE) -> LeavingClient:
         url = f"{self._scheme}://127.0.0.1:{self._ports[mode]}"
         return LeavingClient(url, timeout=timeout, context=self._context)
 
-    def answers(self, mode: str, path: str, *, timeout: float = _PATIENCE) -> bool:
+    def answers(self, mode: str, path: str, *, timeout: float = PATIENCE) -> bool:
         """Whether a client that stays is answered."""
         try:
             with self.client(mode, timeout=timeout) as client:
@@ -115,7 +114,7 @@ def serving(stack_name: str, *, is_tls: bool) -> Iterator[Running]:
         path = f"{_prefix(stack, mode, 0)}/quick/first"
         wait_until(
             lambda: process.poll() is not None or server.answers(mode, path, timeout=2.0),
-            _PATIENCE,
+            PATIENCE,
         )
         assert process.poll() is None, log.read_text()
         yield server

@@ -15,12 +15,11 @@ from collections.abc import AsyncIterator, Callable
 from disconnect_watch import ClientDisconnected, watch
 from tests.stress.tally import Tally
 from tests.support.loops import LOOP_FACTORIES
-from tests.support.net import Pair, dial, listener, until
+from tests.support.net import PATIENCE, Pair, dial, listener, until
 
 __all__ = ["USERS", "Target", "opened", "race"]
 
 _BATCH = 40
-_PATIENCE = 10.0  # seconds for what was told to arrive
 _WAYS = ("fin", "half_close", "rst", "fin_behind_data")
 _MAX_WRITES = 100
 
@@ -113,7 +112,7 @@ async def _batch(rng: random.Random, tally: Tally, pairs: list[Pair]) -> None:
         await asyncio.to_thread(_leave, ways)
     told = [task for task, leaves in zip(tasks, leaving, strict=True) if leaves]
     if told:
-        await asyncio.wait(told, timeout=_PATIENCE)
+        await asyncio.wait(told, timeout=PATIENCE)
     over.set()
     for has_left, was_told in zip(leaving, await asyncio.gather(*tasks), strict=True):
         tally.count(has_left=has_left, was_told=was_told)

@@ -149,7 +149,7 @@ def build(route: Decorator) -> FastAPI:
     @route
     def _sync(name: str, token: CancelToken = Depends(client_token)) -> None:  # noqa: B008
         note("started", name)
-        token.wait(30)
+        token.wait(40)
         note("ended", name, reason=token.reason)
 
     @app.post("/open/{name}")

@@ -80,7 +80,7 @@ class Served:
 
     def wait_for(self, event: str, name: str) -> dict[str, Any]:
         """Wait until the application says that of a request, and return it."""
-        wait_until(lambda: name in self.names(event), 20)
+        wait_until(lambda: name in self.names(event))
         return next(each for each in self.events(event) if each["name"] == name)
 
     def open(self, name: str) -> None:
@@ -119,7 +119,7 @@ def serving(name: str, app: str, *, is_tls: bool = False) -> Iterator[Served]:
             process,
         ):
             served = Served(port, events, log, is_tls=is_tls)
-            wait_until(lambda: _answers(served) or process.poll() is not None, 30)
+            wait_until(lambda: _answers(served) or process.poll() is not None)
             assert process.poll() is None, served.log
             yield served
 
@@ -196,7 +196,7 @@ def _answers(served: Served) -> bool:
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(10)
+        process.wait(40)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
+        process.wait(40)

@@ -64,26 +64,26 @@ class Process:
 
     def metrics(self) -> str:
         url = f"http://127.0.0.1:{self.metrics_port}/metrics"
-        with urllib.request.urlopen(url, timeout=10) as response:
+        with urllib.request.urlopen(url, timeout=40) as response:
             text: str = response.read().decode()
         return text
 
     def wait(self) -> int:
         """Wait for its end, and return the exit code."""
-        code = self.process.wait(30)
-        self._reader.join(10)
+        code = self.process.wait(40)
+        self._reader.join(40)
         return code
 
     def close(self) -> None:
         self.process.kill()  # does nothing where it has ended
-        self.process.wait(10)
-        self._reader.join(10)
+        self.process.wait(40)
+        self._reader.join(40)
         assert self.process.stderr is not None
         self.process.stderr.close()
 
 
 @contextlib.contextmanager
-def running(*options: str, within: float = 50) -> Iterator[Process]:
+def running(*options: str, within: float = 120) -> Iterator[Process]:
     """The command, ready; killed at the end, whatever happened, so that none is left behind."""
     process = Process(*options)
     try:

@@ -184,7 +184,7 @@ def serving(
         thread = threading.Thread(target=run, name="test-framework")
         thread.start()
         try:
-            assert started.wait(20)
+            assert started.wait(40)
             yield Running(port, record, watcher, loop, reports)
             wait_until(lambda: watcher.stats().num_connections == 0)
             assert watcher.stats().num_armed == 0
@@ -193,5 +193,5 @@ def serving(
             record.go_on.set()
             with contextlib.suppress(RuntimeError):  # the loop is closed: main() failed
                 loop.call_soon_threadsafe(stop.set)
-            thread.join(20)
+            thread.join(40)
             assert not thread.is_alive(), "the server did not stop"

@@ -1,10 +1,12 @@
 """An engine that is held at one moment of a step, so that no test depends on who is faster."""
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from disconnect_watch.engine import Engine
+from tests.support.net import PATIENCE
 
 __all__ = ["Gate", "gated"]
 
@@ -22,24 +24,40 @@ def gated(engine: Engine, *, layer: int = 0, after_steps: int = 0) -> Iterator["
 
 
 class Gate:
-    """Where the engine waits. ``step`` is the one that it was held in."""
+    """Where the engine waits."""
 
     def __init__(self, layer: int, after_steps: int) -> None:
         self._layer = layer
-        self._after = after_steps
-        self._reached = threading.Event()
-        self._opened = threading.Event()
-        self.step = 0
+        self._last: float = after_steps
+        self._held_in: int | None = None
+        self._changed = threading.Condition()
 
     def on_layer(self, step: int, layer: int) -> None:
-        if layer == self._layer and step > self._after and not self._reached.is_set():
-            self.step = step
-            self._reached.set()
-            self._opened.wait(30)
+        if layer != self._layer:
+            return
+        with self._changed:
+            if step > self._last:
+                self._held_in = step
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: step <= self._last, PATIENCE)
+                self._held_in = None
 
     def wait(self) -> int:
-        assert self._reached.wait(15), "the engine did not get to the gate"
-        return self.step
+        """Wait until the engine is held, and return in which step."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._held_in is not None, PATIENCE)
+            assert self._held_in is not None, "the engine did not get to the gate"
+            return self._held_in
+
+    def pass_steps(self, num_steps: int) -> None:
+        """Let it go on from where it is held, and hold it again so many steps later."""
+        self._go_on(self.wait() + num_steps - 1)
 
     def open(self) -> None:
-        self._opened.set()
+        self._go_on(math.inf)
+
+    def _go_on(self, last: float) -> None:
+        with self._changed:
+            self._last = last
+            self._held_in = None
+            self._changed.notify_all()

@@ -12,7 +12,7 @@ class Client:
     def __init__(
         self, port: int, host: str = "127.0.0.1", *, tls: ssl.SSLContext | None = None
     ) -> None:
-        self.sock = socket.create_connection((host, port), timeout=20)
+        self.sock = socket.create_connection((host, port), timeout=40)
         if tls is not None:
             self.sock = tls.wrap_socket(self.sock, server_hostname="localhost")
         self._unread = b""

@@ -15,7 +15,7 @@ class Http2Client:
     """Speaks HTTP/2 at once, without TLS ("prior knowledge")."""
 
     def __init__(self, port: int) -> None:
-        self.sock = socket.create_connection(("127.0.0.1", port), timeout=20)
+        self.sock = socket.create_connection(("127.0.0.1", port), timeout=40)
         self._http = h2.connection.H2Connection()
         self._http.initiate_connection()
         self._flush()

@@ -41,7 +41,7 @@ class LoopRunner:
         self.reports: list[dict[str, Any]] = []
 
     def __call__(self, main: Callable[[], Awaitable[T]], *, reports: int = 0) -> T:
-        """Run ``main`` to its end, within 30 s.
+        """Run ``main`` to its end, within two minutes.
 
         Args:
             main: the coroutine function.
@@ -52,7 +52,7 @@ class LoopRunner:
         async def bounded() -> T:
             loop = asyncio.get_running_loop()
             loop.set_exception_handler(lambda _, context: self.reports.append(context))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 return await main()
 
         with asyncio.Runner(debug=False, loop_factory=LOOP_FACTORIES[self.kind]) as runner:

@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
-from disconnect_watch import Reason
+from disconnect_watch import Reason, testing
 from disconnect_watch.ports import bind
-from disconnect_watch.testing import Way, until, wait_until
+from disconnect_watch.testing import Way
 from disconnect_watch.testing.child import hand_to_child
 from disconnect_watch.testing.vanish import vanish
 from disconnect_watch.testing.ways import part, parting_bytes
@@ -24,6 +24,7 @@ from disconnect_watch.testing.ways import part, parting_bytes
 __all__ = [
     "KINDS",
     "LEAVES",
+    "PATIENCE",
     "POLLERS",
     "Leave",
     "Pair",
@@ -42,6 +43,10 @@ __all__ = [
     "vanish",
     "wait_until",
 ]
+
+#: Seconds for what must come true: so long that only a test that hangs needs them, also
+#: on a machine that is shared by many.
+PATIENCE = 40.0
 
 KINDS = ("tcp", "tcp6", "unix")
 POLLERS = ("epoll", "poll")
@@ -75,6 +80,16 @@ class Pair:
             child.wait()
         self.client.close()
         self.server.close()
+
+
+def wait_until(predicate: Callable[[], object], timeout: float = PATIENCE) -> None:
+    """``testing.wait_until`` with our patience."""
+    testing.wait_until(predicate, timeout)
+
+
+async def until(predicate: Callable[[], object], within: float = PATIENCE) -> None:
+    """``testing.until`` with our patience."""
+    await testing.until(predicate, within)
 
 
 @contextlib.contextmanager
@@ -117,7 +132,7 @@ def connected(kind: str = "tcp") -> Iterator[Pair]:
 def dial(listening: socket.socket) -> socket.socket:
     """A blocking client connected to a listening socket."""
     client = socket.socket(listening.family)
-    client.settimeout(10)
+    client.settimeout(PATIENCE)
     client.connect(listening.getsockname())
     return client
 

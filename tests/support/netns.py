@@ -40,7 +40,7 @@ class Cable:
     def dial(self, listening: socket.socket) -> socket.socket:
         """A blocking client on the client's host."""
         client = _inside(self.names["client"], _new_socket)
-        client.settimeout(10)
+        client.settimeout(40)
         client.connect(listening.getsockname())
         return client
 

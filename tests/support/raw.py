@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from disconnect_watch.testing import wait_until
+from tests.support.net import wait_until
 
 __all__ = ["WHOLE", "Served", "serving_raw"]
 
@@ -82,5 +82,5 @@ def serving_raw(start: StartServer, served: Served, *args: Any, **options: Any) 
         yield served
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(20)
+        thread.join(40)
         assert not thread.is_alive()

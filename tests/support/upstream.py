@@ -97,7 +97,7 @@ class Upstream:
         def found() -> list[Call]:
             return [call for call in self.calls if call.path == path]
 
-        wait_until(lambda: len(found()) >= num, 20)
+        wait_until(lambda: len(found()) >= num)
         return found()[num - 1]
 
     def settle(self) -> None:
@@ -115,7 +115,7 @@ class Upstream:
             self.server.loop.call_soon_threadsafe(close)
             return not connections and all(call.outcome for call in list(self.calls))
 
-        wait_until(is_settled, 20)
+        wait_until(is_settled)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         call = Call(scope["path"], scope["state"][TOKEN_KEY], tuple(scope["client"]))

@@ -43,7 +43,7 @@ def run_tests(folder: Path, source: str, **settings: float) -> subprocess.Comple
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         check=False,
     )
 

@@ -87,7 +87,7 @@ def test_disarmed_function_is_not_called_although_its_watch_fired(
             token = CancelToken()
             watch_id = mailbox.arm(conn, token, lambda *_: pytest.fail("it was disarmed"))
             tcp.client.close()
-            assert token.wait(10)
+            assert token.wait(40)
             assert mailbox.disarm(conn, watch_id) is True
             with pytest.raises(StaleWatchError):
                 mailbox.disarm(conn, watch_id)

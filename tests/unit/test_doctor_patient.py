@@ -29,7 +29,7 @@ async def answer_to(patient: Patient, path: str, token: CancelToken) -> list[dic
     async def send(message: Any) -> None:
         sent.append(message)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         await patient(scope_of(path, token), receive, send)
     return sent
 

@@ -73,7 +73,7 @@ class Gate:
         if self._is_armed and layer == 1:
             self._is_armed = False
             self.is_held.set()
-            assert self._open.wait(20)
+            assert self._open.wait(40)
 
 
 @contextmanager

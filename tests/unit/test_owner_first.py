@@ -112,7 +112,7 @@ def test_block_and_token_name_the_reason_that_was_told_first(tcp: Pair) -> None:
             with pytest.raises(ClientDisconnected) as caught:
                 async with watch(target) as w:
                     tcp.leave("half_close")
-                    assert w.token.wait(10)
+                    assert w.token.wait(40)
                     tcp.leave("rst")
                     while not _transport_of(target).is_closing():
                         target.write(b".")

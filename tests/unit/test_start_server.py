@@ -45,7 +45,7 @@ def test_handler_that_computes_is_cancelled_when_its_client_leaves(
         lambda reader: read_in_chunks(reader),
         lambda reader: read_in_lines(reader),
         lambda reader: read_until_at_eof(reader),
-        lambda reader: asyncio.wait_for(reader.read(), 20),
+        lambda reader: asyncio.wait_for(reader.read(), 40),
     ],
     ids=["read", "chunks", "lines", "at_eof", "wait_for"],
 )

@@ -51,7 +51,7 @@ def run(*command: str, directory: Path) -> subprocess.CompletedProcess[str]:
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
     )
 
 

@@ -69,7 +69,7 @@ def together(work: Callable[[int], T]) -> list[T]:
 def test_each_watch_of_a_shared_connection_is_settled_by_its_disarm(
     watcher: Watcher, pair: Pair
 ) -> None:
-    halfway = threading.Barrier(NUM_THREADS, action=pair.client.close, timeout=10)
+    halfway = threading.Barrier(NUM_THREADS, action=pair.client.close, timeout=40)
 
     def work(index: int) -> list[tuple[bool, CancelToken]]:
         settled = []
@@ -85,7 +85,7 @@ def test_each_watch_of_a_shared_connection_is_settled_by_its_disarm(
         wait = CancelToken()
         conn.arm(wait)
         told = [told for settled in together(work) for told in settled]
-        assert wait.wait(10)
+        assert wait.wait(40)
     # Whoever was disarmed before hears nothing of the client, who has left since.
     assert [has_fired for has_fired, _ in told] == [token.cancelled for _, token in told]
     assert not told[0][0]
@@ -136,7 +136,7 @@ def test_connections_come_and_go_on_every_thread(watcher: Watcher) -> None:
                 token = CancelToken()
                 conn.arm(token)
                 pair.client.close()
-                num_told += token.wait(10)
+                num_told += token.wait(40)
         return num_told
 
     assert together(work) == [NUM_ROUNDS // 5] * NUM_THREADS

@@ -65,7 +65,7 @@ def test_wait_returns_when_another_thread_cancels() -> None:
 
     thread = threading.Thread(target=cancel)
     thread.start()
-    assert token.wait(10)
+    assert token.wait(40)
     thread.join()
     assert started.is_set()
 
@@ -215,7 +215,7 @@ def test_forked_child_cancels_its_parents_token() -> None:
     pid = os.fork()
     if pid == 0:
         os._exit(0 if token.cancel(Reason.SHUTDOWN) else 1)
-    assert token.wait(10)
+    assert token.wait(40)
     assert token.reason is Reason.SHUTDOWN
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 

@@ -392,7 +392,7 @@ def test_leave_inside_a_timeout_is_no_timeout_and_the_other_way_round(
                 async with watch(writer), asyncio.timeout(0.001):
                     await forever()
             with pytest.raises(ClientDisconnected):
-                async with asyncio.timeout(20), watch(writer):
+                async with asyncio.timeout(40), watch(writer):
                     tcp.leave("fin")
                     await forever()
             assert current().cancelling() == 0
@@ -446,7 +446,7 @@ def test_no_cancel_escapes_a_block_that_has_no_await_left(run: LoopRunner, tcp: 
         async with streams(tcp) as (_, writer):
             async with watch(writer) as w:
                 tcp.leave("fin")
-                assert w.token.wait(10)
+                assert w.token.wait(40)
             await asyncio.sleep(0)
             async with watch(writer) as w:
                 assert w.token.cancelled
@@ -1066,7 +1066,7 @@ def test_blocked_loop_delays_no_token(run: LoopRunner) -> None:
 
                 def work(token: CancelToken) -> None:
                     pair.client.close()
-                    seen.append(token.wait(10))
+                    seen.append(token.wait(40))
 
                 with pytest.raises(ClientDisconnected):
                     async with watch(writer) as w:

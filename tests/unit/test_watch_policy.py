@@ -275,10 +275,10 @@ def test_a_body_may_read_on_while_unblinded(run: LoopRunner, tcp: Pair) -> None:
             async with watch(writer, unblind=1 << 20):
                 assert lowat(tcp.server) == 1 << 20
                 tcp.client.sendall(b"more\n")
-                assert await asyncio.wait_for(reader.readline(), 10) == b"more\n"
+                assert await asyncio.wait_for(reader.readline(), 40) == b"more\n"
                 assert lowat(tcp.server) == 1
             tcp.client.sendall(b"next\n")
-            assert await asyncio.wait_for(reader.readline(), 10) == b"next\n"
+            assert await asyncio.wait_for(reader.readline(), 40) == b"next\n"
             assert vars(reader)["_transport"] is writer.transport
 
     run(main)

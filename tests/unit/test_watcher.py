@@ -40,7 +40,7 @@ def test_leave_sets_the_token_with_its_reason(
             assert not token.cancelled
             assert watcher.stats().num_blind == 1
         else:
-            assert token.wait(10)
+            assert token.wait(40)
             assert token.reason is how.reason
             assert conn.reason is how.reason
             assert watcher.stats().num_signals[how.reason] == 1
@@ -70,7 +70,7 @@ def test_request_bytes_neither_wake_nor_fire(pair: Pair) -> None:
             assert pair.server.recv(100)
         assert watcher.stats().num_wakeups == before
         pair.client.close()
-        assert token.wait(10)
+        assert token.wait(40)
         assert token.reason is Reason.FIN
 
 
@@ -90,7 +90,7 @@ def test_owner_still_gets_the_errno_of_a_reset(pair: Pair) -> None:
     with Watcher(poller="epoll") as watcher, watcher.attach(pair.server) as conn:
         conn.arm(token)
         pair.leave("rst")
-        assert token.wait(10)
+        assert token.wait(40)
         with pytest.raises(ConnectionResetError) as caught:
             pair.server.recv(100)
         assert caught.value.errno == errno.ECONNRESET
@@ -106,7 +106,7 @@ def test_tokens_armed_together_all_fire_and_disarmed_ones_never(
         assert len(set(ids)) == 5
         assert conn.disarm(ids[0]) is False
         pair.client.close()
-        assert all(token.wait(10) for token in tokens[1:])
+        assert all(token.wait(40) for token in tokens[1:])
         assert [conn.disarm(watch_id) for watch_id in ids[1:]] == [True] * 4
         assert not tokens[0].cancelled
         with pytest.raises(StaleWatchError):
@@ -132,7 +132,7 @@ def test_half_close_passes_the_gone_mask_and_a_later_reset_fires_it(
         wait_until(lambda: conn.reason is Reason.FIN)
         assert not token.cancelled
         pair.leave("rst")
-        assert token.wait(10)
+        assert token.wait(40)
         assert token.reason is Reason.RESET
         assert conn.info().seen == {Reason.FIN, Reason.RESET}
 
@@ -153,7 +153,7 @@ def test_second_source_of_the_same_end_is_counted_and_changes_nothing(
     with watcher.attach(pair.server) as conn:
         conn.arm(token)
         pair.client.close()
-        assert token.wait(10)
+        assert token.wait(40)
         assert conn.lost(Reason.OWNER_CLOSED) is False
         assert token.reason is Reason.FIN
         stats = watcher.stats()
@@ -190,7 +190,7 @@ def test_fd_is_free_for_another_connection_after_detach(watcher: Watcher) -> Non
             conn.arm(fresh)
             other = second.client if fd == second.server.fileno() else second.server
             other.close()
-            assert fresh.wait(10)
+            assert fresh.wait(40)
     assert not token.cancelled
 
 
@@ -375,7 +375,7 @@ def test_forked_child_gets_a_fresh_default_watcher_and_the_old_one_says_so(pair:
                 with attach(pair.server) as conn:
                     conn.arm(token)
                     pair.server.send(b"go")
-                    status = 0 if token.wait(10) and token.reason is Reason.FIN else 2
+                    status = 0 if token.wait(40) and token.reason is Reason.FIN else 2
         finally:
             os._exit(status)
     assert pair.client.recv(2) == b"go"
