@@ -24,6 +24,7 @@ SOURCES = [
     "csrc/dw_conn.c",
     "csrc/dw_flags.c",
     "csrc/dw_flags_ranges.c",
+    "csrc/dw_flags_table.c",
     "csrc/dw_flags_wait.c",
     "csrc/dw_latch.c",
     "csrc/dw_mailbox.c",
