@@ -155,13 +155,23 @@ def test_a_leave_while_it_waits_never_takes_a_slot() -> None:
     engine = packaged_engine(max_num_seqs=1)
     body = {**CHAT, "max_tokens": 100_000, "ignore_eos": True, "stream": True}
     with serving_engine(engine) as serving:
-        with Client(serving.port) as holder, Client(serving.port) as waiting:
+        with (
+            gated(engine, after_steps=2) as gate,
+            Client(serving.port) as holder,
+            Client(serving.port) as waiting,
+        ):
             holder.post("/v1/chat/completions", body)
             holder.read_until(b'"content":"')
             waiting.post("/v1/chat/completions", body)
+            wait_until(lambda: serving.watcher.stats().num_armed == 2)
+            # It is admitted between two steps; and the holder's context comes to an end, too.
+            while serving.backend.stats().num_waiting == 0:
+                gate.pass_steps(1)
+                gate.wait()
             head = waiting.read_until(b"\r\n\r\n")
-            wait_until(lambda: serving.backend.stats().num_waiting == 1)
             waiting.sock.close()
+            wait_until(lambda: sum(serving.watcher.stats().num_signals.values()) == 1)
+            gate.open()
             wait_until(lambda: len(serving.outcomes) == 1)
             ((request_id, (outcome,)),) = serving.outcomes.items()
             assert request_id.encode() in head
