@@ -22,14 +22,15 @@ __all__ = ["SERVERS", "Served", "launched", "running", "serving", "tls_context"]
 REPOSITORY = Path(__file__).parents[2]
 TLS = Path(__file__).parent / "tls"
 
-#: By name: the command, with "{app}", and "{fd}" of a listening socket or "{port}".
+#: By name: the command, with "{app}", and "{fd}" of a listening socket or "{port}". uvicorn
+#: takes a socket that is handed to it for a Unix one, and leaves Nagle's algorithm on.
 SERVERS: dict[str, str] = {
-    "uvicorn": "uvicorn {app} --fd {fd} --http httptools --loop uvloop",
-    "uvicorn-asyncio": "uvicorn {app} --fd {fd} --http httptools --loop asyncio",
-    "uvicorn-h11": "uvicorn {app} --fd {fd} --http h11 --loop uvloop",
-    "ours": "uvicorn {app} --fd {fd} --http disconnect_watch.adapters.uvicorn:HttpTools",
-    "ours-h11": "uvicorn {app} --fd {fd} --http disconnect_watch.adapters.uvicorn:H11",
-    "ours-unblind": "uvicorn {app} --fd {fd} --http tests.servers.unblind:HttpTools",
+    "uvicorn": "uvicorn {app} --port {port} --http httptools --loop uvloop",
+    "uvicorn-asyncio": "uvicorn {app} --port {port} --http httptools --loop asyncio",
+    "uvicorn-h11": "uvicorn {app} --port {port} --http h11 --loop uvloop",
+    "ours": "uvicorn {app} --port {port} --http disconnect_watch.adapters.uvicorn:HttpTools",
+    "ours-h11": "uvicorn {app} --port {port} --http disconnect_watch.adapters.uvicorn:H11",
+    "ours-unblind": "uvicorn {app} --port {port} --http tests.servers.unblind:HttpTools",
     "hypercorn": "hypercorn {app} --bind fd://{fd} --worker-class asyncio",
     "hypercorn-uvloop": "hypercorn {app} --bind fd://{fd} --worker-class uvloop",
     "granian": "granian {app} --interface asgi --host 127.0.0.1 --port {port} --no-ws",
