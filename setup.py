@@ -1,4 +1,4 @@
-"""The two extension modules; everything else is in pyproject.toml.
+"""The three extension modules; everything else is in pyproject.toml.
 
 Environment switches, all off by default:
     DISCONNECT_WATCH_DEBUG=1        asserts on, sync points compiled in
@@ -51,6 +51,8 @@ HEADERS = [
     "csrc/dw_flags_table.h",
     "csrc/dw_latch.h",
     "csrc/dw_mailbox.h",
+    "csrc/dw_math.h",
+    "csrc/dw_math_body.h",
     "csrc/dw_optin.h",
     "csrc/dw_poller.h",
     "csrc/dw_process.h",
@@ -90,14 +92,14 @@ if limited_api:
     macros.append(("Py_LIMITED_API", "0x030B0000"))
 
 
-def extension(name: str, *sources: str) -> Extension:
+def extension(name: str, *sources: str, args: list[str] | None = None) -> Extension:
     return Extension(
         f"disconnect_watch.{name}",
         sources=list(sources),
         depends=HEADERS,
         include_dirs=["csrc", "disconnect_watch/include"],
         define_macros=macros,
-        extra_compile_args=compile_args,
+        extra_compile_args=compile_args + (args or []),
         extra_link_args=link_args,
         py_limited_api=limited_api,
     )
@@ -109,6 +111,13 @@ setup(
             extension("_core", "disconnect_watch/_core.pyx", *SOURCES),
             # No C of ours but the declarations: it calls through _core.
             extension("aio._fast", "disconnect_watch/aio/_fast.pyx"),
+            # Loops over numbers and nothing else, by themselves for the sake of the flags.
+            extension(
+                "engine._math",
+                "disconnect_watch/engine/_math.pyx",
+                "csrc/dw_math.c",
+                args=["-O3", "-ffp-contract=fast", "-fno-math-errno"],
+            ),
         ],
         compiler_directives=directives,
     )

@@ -5,6 +5,7 @@ earlier tokens lie in blocks. The paged one is written in plain torch operations
 reference for any kernel that replaces it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -110,6 +111,23 @@ class PagedAttention:
         keys.index_copy_(0, self._slot_mapping, key)
         values.index_copy_(0, self._slot_mapping, value)
         outputs = [self._decode(group, query, keys, values, rule) for group in self._decodes]
+        outputs += [output for _, output in self.prefill(layer, query, key, value, rule=rule)]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    @property
+    def has_prefills(self) -> bool:
+        """Whether any row has several tokens."""
+        return bool(self._prefills)
+
+    def prefill(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, rule: AttentionRule
+    ) -> Iterator[tuple[PrefillRow, Tensor]]:
+        """Attend from the rows with several tokens, whose keys and values were written before.
+
+        Yields:
+            Each row, and its [tokens, num_heads * head_dim].
+        """
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
         for row in self._prefills:
             own = slice(row.first, row.last)
             context = row.last - row.first if row.slots is None else len(row.slots)
@@ -121,8 +139,7 @@ class PagedAttention:
             else:
                 slots = row.slots[first:]
                 seen = keys.index_select(0, slots), values.index_select(0, slots)
-            outputs.append(_attend(query[own], *seen, mask=mask, rule=rule))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+            yield row, _attend(query[own], *seen, mask=mask, rule=rule)
 
     def _decode(
         self, group: DecodeGroup, query: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule

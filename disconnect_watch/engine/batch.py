@@ -1,5 +1,6 @@
 """One step's rows as tensors: tokens behind each other, and where each finds its context."""
 
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -9,7 +10,36 @@ from disconnect_watch.engine.attention import DecodeGroup, PagedAttention, Prefi
 from disconnect_watch.engine.kv_cache import KVCache
 from disconnect_watch.engine.schedule import ScheduledRow
 
-__all__ = ["PackedBatch"]
+#: More than any vector of ``native.py`` has.
+MAX_LANES = 16
+
+__all__ = ["PackedBatch", "Singles"]
+
+
+class Singles:
+    """Rows of one token each as the C of ``native.py`` takes them: not padded, only named.
+
+    Attributes:
+        num_rows: so many first tokens of the batch.
+        num_blocks: entries of one row's table.
+        num_padded: the longest context, up to the end of its last vector.
+        tables_at: address of [num_rows, num_blocks], int32: the blocks of each row.
+        lengths_at: address of [num_rows], int32: how many tokens each row attends to.
+    """
+
+    def __init__(self, rows: Sequence[ScheduledRow], *, block_size: int) -> None:
+        longest = max(row.stop for row in rows)
+        self.num_rows = len(rows)
+        self.num_blocks = -(-longest // block_size)
+        self.num_padded = -(-longest // MAX_LANES) * MAX_LANES
+        self._lengths = array("i", [row.stop for row in rows])
+        self._tables = array("i")
+        for row in rows:
+            own = row.block_ids[: self.num_blocks]
+            self._tables.extend(own)
+            self._tables.extend([0] * (self.num_blocks - len(own)))
+        self.tables_at, _ = self._tables.buffer_info()
+        self.lengths_at, _ = self._lengths.buffer_info()
 
 
 class PackedBatch:
@@ -18,18 +48,27 @@ class PackedBatch:
     Single-token rows are padded to a common context to be computed in one operation; sorted and
     grouped so that no row is padded to more than twice its own length.
 
+    Args:
+        rows: at least one.
+        cache: where their blocks lie.
+        is_native: leave single-token rows to ``native.py``.
+
     Attributes:
         rows: in packed order.
         firsts: index of each row's first token; one more entry holds the number of tokens.
-        token_ids, positions: [num_tokens], int64.
-        attention: over exactly these tokens.
+        token_ids, positions, slots: [num_tokens], int64.
+        singles: those rows for ``native.py``; None if there are none, or torch does it all.
+        attention: over exactly these tokens, but for ``singles``.
     """
 
-    def __init__(self, rows: Sequence[ScheduledRow], *, cache: KVCache) -> None:
+    def __init__(
+        self, rows: Sequence[ScheduledRow], *, cache: KVCache, is_native: bool = False
+    ) -> None:
         singles = sorted((row for row in rows if row.num_tokens == 1), key=lambda row: row.stop)
         longer = [row for row in rows if row.num_tokens > 1]
         self.rows = [*singles, *longer]
         self._cache = cache
+        self._is_native = is_native
         self.firsts = [0]
         token_ids: list[int] = []
         positions: list[int] = []
@@ -43,10 +82,13 @@ class PackedBatch:
             self.firsts.append(len(token_ids))
         self.token_ids = torch.tensor(token_ids)
         self.positions = torch.tensor(positions)
+        self.slots = torch.tensor(slots)
+        is_ours = is_native and bool(singles)
+        self.singles = Singles(singles, block_size=size) if is_ours else None
         self.attention = PagedAttention(
             cache,
-            slot_mapping=torch.tensor(slots),
-            decodes=self._group(singles),
+            slot_mapping=self.slots,
+            decodes=[] if is_ours else self._group(singles),
             prefills=[
                 self._prefill(row, first)
                 for row, first in zip(longer, self.firsts[len(singles) :], strict=False)
@@ -65,7 +107,9 @@ class PackedBatch:
         """
         gone = {row.request.key for row in dead}
         batch = PackedBatch(
-            [row for row in self.rows if row.request.key not in gone], cache=self._cache
+            [row for row in self.rows if row.request.key not in gone],
+            cache=self._cache,
+            is_native=self._is_native,
         )
         first_of = {
             row.request.key: first for row, first in zip(self.rows, self.firsts, strict=False)

@@ -28,6 +28,8 @@ class EngineConfig:
         num_threads: of torch within one operation; None takes one for a model of fewer than
             ``SMALL_MODEL`` parameters and leaves torch's setting alone for others. The setting is
             the process's, not the engine's.
+        arithmetic: what computes a forward on a CPU: ``"native"``, the C of this package, for
+            float32 and one thread; ``"torch"``; ``"auto"`` takes the first where it fits.
         step_log_size: how many of the last steps ``Engine.step_log`` remembers.
     """
 
@@ -41,6 +43,7 @@ class EngineConfig:
     max_model_len: int | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     num_threads: int | None = None
+    arithmetic: Literal["auto", "native", "torch"] = "auto"
     step_log_size: int = 4096
 
     def __post_init__(self) -> None:
@@ -68,3 +71,5 @@ class EngineConfig:
             raise ValueError(
                 f"dtype is {self.dtype!r}, it must be auto, float32, bfloat16 or float16"
             )
+        if self.arithmetic not in ("auto", "native", "torch"):
+            raise ValueError(f"arithmetic is {self.arithmetic!r}, it must be auto, native or torch")

@@ -14,6 +14,7 @@ from disconnect_watch.engine.errors import PromptTooLongError
 from disconnect_watch.engine.kv_cache import KVCache
 from disconnect_watch.engine.model import LlamaModel
 from disconnect_watch.engine.model_config import ModelConfig
+from disconnect_watch.engine.native import NativeDecoder
 from disconnect_watch.engine.params import SamplingParams
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.runner import ModelRunner
@@ -60,7 +61,9 @@ class Engine(EngineCore):
             model.config, num_blocks=num_blocks, block_size=config.block_size, dtype=dtype
         )
         super().__init__(
-            ModelRunner(model, cache, max_model_len=max_model_len),
+            ModelRunner(
+                model, cache, max_model_len=max_model_len, is_native=_is_native(config, model)
+            ),
             tokenizer,
             config=config,
             num_blocks=num_blocks,
@@ -169,6 +172,15 @@ class Engine(EngineCore):
         )
         self.admit(request)
         return request
+
+
+def _is_native(config: EngineConfig, model: LlamaModel) -> bool:
+    """Whether the C computes this model; raises if it is told to and cannot."""
+    if config.arithmetic == "auto":
+        return torch.get_num_threads() == 1 and not NativeDecoder.reason_against(model)
+    if config.arithmetic == "native" and (reason := NativeDecoder.reason_against(model)):
+        raise ValueError(f"arithmetic is 'native', which cannot run this model: {reason}")
+    return config.arithmetic == "native"
 
 
 def _size_cache(

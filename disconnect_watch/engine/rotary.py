@@ -44,6 +44,11 @@ class Rotary:
         # The sign of the rotation is folded in, so that rotate() needs no negation.
         self._sin = torch.cat((-sin, sin), dim=-1).to(dtype)
 
+    @property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of all positions, [length, rotary_dim], the sign folded into these."""
+        return self._cos, self._sin
+
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of ``positions`` [num_tokens], each [num_tokens, 1, rotary_dim].
 

@@ -1,14 +1,16 @@
 """Runs one step's rows through the model, and lets the caller look between any two layers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from disconnect_watch.engine.batch import PackedBatch
+from disconnect_watch.engine.forward import Decoder, TorchDecoder
 from disconnect_watch.engine.kv_cache import KVCache
 from disconnect_watch.engine.logprobs import token_logprobs
 from disconnect_watch.engine.model import LlamaModel
+from disconnect_watch.engine.native import NativeDecoder
 from disconnect_watch.engine.outcome import Sampled, TokenLogprobs
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.rotary import Rotary
@@ -25,14 +27,21 @@ class ModelRunner:
         model: weights, in eval mode.
         cache: of the same dtype.
         max_model_len: positions that can occur.
+        is_native: compute by ``native.py``, not by torch.
     """
 
-    def __init__(self, model: LlamaModel, cache: KVCache, *, max_model_len: int) -> None:
+    def __init__(
+        self, model: LlamaModel, cache: KVCache, *, max_model_len: int, is_native: bool = False
+    ) -> None:
         self._model = model
         self._cache = cache
-        self._rotary = Rotary(
-            model.config, length=max_model_len, dtype=model.embed_tokens.weight.dtype
+        self._num_layers = len(model.layers)
+        rotary = Rotary(model.config, length=max_model_len, dtype=model.embed_tokens.weight.dtype)
+        self._decoder: Decoder = (
+            NativeDecoder(model, cache, rotary) if is_native else TorchDecoder(model, rotary)
         )
+        #: Given the scores of a step, returns those to sample from; for tests.
+        self.logits_hook: Callable[[Tensor], Tensor] | None = None
         #: Tokens that each layer computed in the last step, in order; short if it was cut.
         self.layer_tokens: list[int] = []
         self._acked_step = 0
@@ -59,17 +68,15 @@ class ModelRunner:
     def _run(
         self, rows: Sequence[ScheduledRow], layer_check: LayerCheck
     ) -> dict[str, Sampled | Exception]:
-        batch = PackedBatch(rows, cache=self._cache)
-        hidden = self._model.embed_tokens(batch.token_ids)
-        rope = self._rotary(batch.positions)
-        for index, layer in enumerate(self._model.layers):
+        batch = PackedBatch(rows, cache=self._cache, is_native=self._decoder.is_native)
+        forward = self._decoder.begin(batch)
+        for index in range(self._num_layers):
             if dead := layer_check(index, batch.rows):
                 if len(dead) == len(batch.rows):
                     return {}
                 batch, kept = batch.without(dead)
-                hidden = hidden.index_select(0, kept)
-                rope = self._rotary(batch.positions)
-            hidden = layer(hidden, rope, batch.attention)
+                forward.keep(batch, kept)
+            forward.layer(index)
             self.layer_tokens.append(batch.num_tokens)
         sampled = [
             (row.request, last - 1)
@@ -79,7 +86,9 @@ class ModelRunner:
         if not sampled:
             return {}
         requests = [request for request, _ in sampled]
-        logits = self._model.logits(hidden[[index for _, index in sampled]])
+        logits = forward.logits([index for _, index in sampled])
+        if self.logits_hook is not None:
+            logits = self.logits_hook(logits)
         tokens = sample(logits, requests)
         logprobs = _logprobs(logits, requests, tokens)
         return {

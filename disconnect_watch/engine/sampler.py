@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from disconnect_watch.engine.native import argmax
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.rng import uniform
 
@@ -30,9 +31,7 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[int | None]:
         A token id for each, or None where the scores are no finite numbers.
     """
     logits = logits.float()
-    # NaN is the maximum of whatever has one, so this sees every row that is spoilt.
-    best, chosen = logits.max(-1)
-    chosen = torch.where(best.isfinite(), chosen, -1)
+    chosen = argmax(logits)
     kinds: dict[Callable[[Tensor, Sequence[Request]], Tensor], list[int]] = {}
     for index, request in enumerate(requests):
         if request.params.temperature > MIN_TEMPERATURE:

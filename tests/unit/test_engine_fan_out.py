@@ -190,22 +190,18 @@ def test_a_mark_on_an_answer_that_has_ended_ends_the_others_in_the_next_step() -
     assert engine.finish_abort(first, is_first=False).outcome == "already_cancelled"
 
 
-def test_the_error_of_one_answer_is_the_end_of_all(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_error_of_one_answer_is_the_end_of_all(caplog: pytest.LogCaptureFixture) -> None:
     engine = make_engine()
     submit(engine, "stays", n=1)
     submit(engine, "a")
     engine.step()
-    logits = engine._runner._model.logits
 
-    def spoil(hidden: torch.Tensor) -> torch.Tensor:
-        scores = logits(hidden)
-        if len(hidden) == 4:
+    def spoil(scores: torch.Tensor) -> torch.Tensor:
+        if len(scores) == 4:
             scores[2] = torch.nan
         return scores
 
-    monkeypatch.setattr(engine._runner._model, "logits", spoil)
+    engine._runner.logits_hook = spoil
     outputs: dict[str, list[RequestOutput]] = {}
     collect(engine.step(), outputs)
     outcome = outcome_of(outputs["a"])

@@ -193,33 +193,45 @@ def test_greedy_tokens_are_those_of_transformers(reference: tuple[Any, Path]) ->
     assert tokens_of(run_to_end(engine)["a"]) == token_ids[len(PROMPT) :]
 
 
+@pytest.mark.parametrize("arithmetic", ["native", "torch"])
 @pytest.mark.parametrize("chunk", [1, 7, 512])
 def test_paged_and_chunked_scores_are_the_plain_ones(
-    reference: tuple[Any, Path], chunk: int, monkeypatch: pytest.MonkeyPatch
+    reference: tuple[Any, Path], chunk: int, arithmetic: str
 ) -> None:
-    engine = make_engine(reference[1], max_num_batched_tokens=chunk, max_num_seqs=1, block_size=4)
+    engine = make_engine(
+        reference[1],
+        max_num_batched_tokens=chunk,
+        max_num_seqs=1,
+        block_size=4,
+        arithmetic=arithmetic,
+    )
     seen: list[torch.Tensor] = []
     model = engine._runner._model
-    logits = model.logits
 
-    def spy(hidden: torch.Tensor) -> torch.Tensor:
-        seen.append(logits(hidden))
-        return seen[-1]
+    def spy(logits: torch.Tensor) -> torch.Tensor:
+        seen.append(logits)
+        return logits
 
-    monkeypatch.setattr(model, "logits", spy)
+    engine._runner.logits_hook = spy
     engine.add_request(PROMPT, SamplingParams(max_tokens=6), request_id="a")
     tokens = tokens_of(run_to_end(engine)["a"])
-    monkeypatch.undo()
     expected = dense_logits(model, PROMPT + tokens[:-1], length=engine.max_model_len)
     expected = expected[len(PROMPT) - 1 :]
     torch.testing.assert_close(torch.cat(seen), expected, rtol=1e-4, atol=1e-4)
     assert tokens == expected.argmax(-1).tolist()
 
 
+@pytest.mark.parametrize("arithmetic", ["native", "torch"])
 def test_rows_of_different_lengths_get_what_each_gets_alone(
-    reference: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+    reference: tuple[Any, Path], arithmetic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = make_engine(reference[1], max_num_batched_tokens=48, block_size=4, max_num_seqs=8)
+    engine = make_engine(
+        reference[1],
+        max_num_batched_tokens=48,
+        block_size=4,
+        max_num_seqs=8,
+        arithmetic=arithmetic,
+    )
     prompts = {str(length): PROMPT[-length:] for length in (6, 14, 20, 50, 60, 90)}
     for name, prompt in prompts.items():
         engine.add_request(prompt, SamplingParams(max_tokens=8), request_id=name)

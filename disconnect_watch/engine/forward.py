@@ -1,0 +1,88 @@
+"""One pass of a batch through the model, a layer at a time, so that the caller may look between.
+
+There are two ways to compute it, which differ in rounding and in speed: operations of torch, here,
+and the C of ``native.py``.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from disconnect_watch.engine.batch import PackedBatch
+from disconnect_watch.engine.model import LlamaModel
+from disconnect_watch.engine.rotary import Rotary
+
+__all__ = ["Decoder", "Forward", "TorchDecoder"]
+
+
+class Forward(Protocol):
+    """The hidden states of one batch on their way through the layers."""
+
+    def layer(self, index: int) -> None:
+        """Compute one layer; they come in order, each once."""
+
+    def keep(self, batch: PackedBatch, kept: Tensor) -> None:
+        """Go on with fewer tokens.
+
+        Args:
+            batch: of the rows that stay.
+            kept: the indices of its tokens in the batch so far, [num_tokens], int64.
+        """
+
+    def logits(self, indices: Sequence[int]) -> Tensor:
+        """Return the scores of what follows the tokens at those indices, after the last layer.
+
+        Returns:
+            [num_indices, vocab_size], in the model's dtype.
+        """
+
+
+class Decoder(Protocol):
+    """A model, ready to run batches."""
+
+    @property
+    def is_native(self) -> bool:
+        """Whether batches are to be packed for the C of ``native.py``."""
+
+    def begin(self, batch: PackedBatch) -> Forward:
+        """Look up the tokens of a batch; nothing else is computed yet."""
+
+
+class TorchDecoder:
+    """A model by operations of torch: any dtype, any number of threads.
+
+    Args:
+        model: weights, in eval mode.
+        rotary: of the positions that can occur.
+    """
+
+    is_native = False
+
+    def __init__(self, model: LlamaModel, rotary: Rotary) -> None:
+        self._model = model
+        self._rotary = rotary
+
+    def begin(self, batch: PackedBatch) -> Forward:
+        """See ``Decoder``."""
+        return _TorchForward(self._model, self._rotary, batch)
+
+
+class _TorchForward:
+    def __init__(self, model: LlamaModel, rotary: Rotary, batch: PackedBatch) -> None:
+        self._model = model
+        self._rotary = rotary
+        self._batch = batch
+        self._hidden: Tensor = model.embed_tokens(batch.token_ids)
+        self._rope = rotary(batch.positions)
+
+    def layer(self, index: int) -> None:
+        self._hidden = self._model.layers[index](self._hidden, self._rope, self._batch.attention)
+
+    def keep(self, batch: PackedBatch, kept: Tensor) -> None:
+        self._batch = batch
+        self._hidden = self._hidden.index_select(0, kept)
+        self._rope = self._rotary(batch.positions)
+
+    def logits(self, indices: Sequence[int]) -> Tensor:
+        return self._model.logits(self._hidden[list(indices)])
