@@ -126,6 +126,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench.scaling
 	$(BIN)/python -m bench.adapters
 	$(BIN)/python -m bench.flag_check
+	$(BIN)/python -m bench.worker
 	$(BIN)/python -m bench.plot
 
 # On a machine with a GPU: the tests that only it can run, and what it measures.
@@ -140,6 +141,7 @@ bench-quick: $(VENV)/.dev
 	$(BIN)/python -m bench.scaling --quick
 	$(BIN)/python -m bench.adapters --quick
 	$(BIN)/python -m bench.flag_check --quick
+	$(BIN)/python -m bench.worker --quick
 
 # For $(PYTHON) alone. The tag says how new the glibc of this machine is: a wheel that
 # older systems take comes from a run in a manylinux container.

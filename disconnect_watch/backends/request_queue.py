@@ -47,10 +47,11 @@ class RequestQueue:
         # Dicts, for their order and for taking out what is in the middle.
         self._waiting: dict[int, dict[Pending, None]] = {level: {} for level in self._policies}
         self._delayed: dict[int, dict[Pending, None]] = {level: {} for level in self._policies}
+        self._num = 0
         self._num_with_deadline = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values())) + sum(map(len, self._delayed.values()))
+        return self._num
 
     def __iter__(self) -> Iterator[Pending]:
         """All that wait, in their order: by level, those that were put off behind the others."""
@@ -84,6 +85,7 @@ class RequestQueue:
             pending.deadline_ns = pending.arrived_ns + timeout_us * 1000
             self._num_with_deadline += 1
         queue[pending] = None
+        self._num += 1
 
     def remove(self, pending: Pending) -> bool:
         """Take out a request that is not to run; returns whether it waited here."""
@@ -96,6 +98,7 @@ class RequestQueue:
     def _take_out(self, pending: Pending) -> None:
         self._waiting[pending.level].pop(pending, None)
         self._delayed[pending.level].pop(pending, None)
+        self._num -= 1
         if pending.deadline_ns:
             self._num_with_deadline -= 1
 
@@ -127,6 +130,7 @@ class RequestQueue:
                 if self._delays[level]:
                     pending.deadline_ns = 0
                     self._delayed[level][pending] = None
+                    self._num += 1
                 else:
                     refused.append(pending)
         return refused

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -198,6 +199,30 @@ def test_request_cancelled_while_it_waits_never_runs(host: ModelHost, log: Event
     assert "queued" not in [event["id"] for event in log.events("start")]
 
 
+def test_request_cancelled_on_its_way_to_the_process_never_runs(
+    host: ModelHost, log: EventLog
+) -> None:
+    async def main() -> None:
+        model = host.model("slow_one")
+        (pid,) = model.pids
+        request = text_request("sent", request_id="sent", delay=0.0)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            task = asyncio.ensure_future(responses_of(model, request))
+            await until(lambda: model.num_live == 2)  # it waits, and the process has it
+            request.cancel.cancel(Reason.FIN)
+            with pytest.raises(InferError, match="cancelled: fin"):
+                await ended(task)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        executions = model.statistics.execution_count
+        assert await responses_of(model, text_request("next", delay=0.0))
+        assert model.statistics.execution_count == executions + 1
+
+    host.run(main())
+    assert "sent" not in [event["id"] for event in log.events("start")]
+
+
 def test_request_that_was_cancelled_before_it_came_never_runs(
     host: ModelHost, log: EventLog
 ) -> None:
@@ -344,4 +369,48 @@ def test_model_that_ignores_its_cancel_is_stopped_for_good(tmp_path: Path, host:
         assert (model.statistics.cancel.count, model.statistics.fail.count) == (1, 0)
 
     with ModelHost(tmp_path) as other:
+        other.run(main(other))
+
+
+#: Ignores its flag, and answers who asks for it when a file is there.
+IGNORES_AMID = """
+import os, threading, time
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        for r in requests:
+            threading.Thread(target=self.run, args=[r.get_response_sender()], daemon=True).start()
+    def run(self, sender):
+        while not os.path.exists(os.environ["GO"]):
+            time.sleep(0.01)
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def test_process_that_somebody_waits_for_is_not_stopped(
+    tmp_path: Path, host: ModelHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = tmp_path / "go"
+    monkeypatch.setenv("GO", str(go))
+    config = "model_transaction_policy { decoupled: true }"
+    write_model(tmp_path / "models", "ignores", IGNORES_AMID, config)
+
+    async def main(other: ModelHost) -> None:
+        model = other.model("ignores")
+        (pid,) = model.pids
+        requests = [InferRequest(), InferRequest()]
+        tasks = [asyncio.ensure_future(responses_of(model, request)) for request in requests]
+        await until(lambda: model.num_live == 4 and model.statistics.execution_count == 2)
+        requests[0].cancel.cancel(Reason.FIN)
+        with pytest.raises(InferError, match="cancelled: fin"):
+            await ended(tasks[0])
+        at = requests[0].cancel.cancelled_at
+        assert at is not None
+        await until(lambda: time.monotonic() > at + 0.3)  # it would have been stopped by now
+        go.touch()
+        assert len(await ended(tasks[1])) == 1
+        assert model.pids == [pid]
+        await until(lambda: model.num_live == 0)
+
+    with ModelHost(tmp_path / "models", kill_after=0.1) as other:
         other.run(main(other))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench import _build, flag_check, latency, watch_cost
+from bench import _build, flag_check, latency, watch_cost, worker
 from bench._bare_loop import BareLoop
 from bench._conditions import Condition, Conditions
 from bench._harness import CURVE, Report, Row, median_of_ratios, ratio_of_medians, run_command
@@ -370,3 +370,12 @@ def test_watch_cost_runs_and_writes_its_results(tmp_path: Path) -> None:
     for where in ("through Python", "in C"):
         counted = rows.get(f"system calls of 20 arm+disarm {where}")
         assert counted is None or counted["median"] == 0
+
+
+def test_worker_runs_and_writes_its_results(tmp_path: Path) -> None:
+    path = tmp_path / "worker.json"
+    worker.run(worker.Config(num_rounds=2, num_small=2, num_streams=1, num_large=1)).write(path)
+    rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]}
+    for kind in ("a request of FP32[1,16]", "a chunk of a stream of 20", "a request of 16 MiB"):
+        assert rows[f"{kind}, both"]["median"] > 0
+    assert rows["a copy of 16 MiB"]["count"] == 2

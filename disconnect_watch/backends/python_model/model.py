@@ -330,8 +330,6 @@ class PythonModel:
 
     def answered(self, pending: Pending, answer: Answer | None, *, is_final: bool) -> None:
         """See ``Owner``."""
-        if pending.outcome is not None:
-            return
         if pending.request.cancel.cancelled:
             self._cancel(pending)
             return

@@ -4,6 +4,7 @@ import ctypes
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from disconnect_watch import _core
@@ -46,7 +47,10 @@ class Link:
 
     def receive(self) -> list[Any] | None:
         """The next message; None when the server is gone."""
-        size = self._sock.recv_into(self._buffer)
+        try:
+            size = self._sock.recv_into(self._buffer)
+        except ConnectionResetError:
+            return None
         if not size:
             return None
         return decode(self.arena, memoryview(self._buffer)[:size])
@@ -65,8 +69,10 @@ class Link:
         return is_set
 
     def send(self, kind: Kind, *body: Any) -> None:
-        """Send a message, and wait where the server does not read."""
-        self._sock.sendall(encode(self.arena, kind, *body))
+        """Send a message, and wait where the server does not read; to nobody if it is gone."""
+        packet = encode(self.arena, kind, *body)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._sock.sendall(packet)
 
     def send_done(self, started_ns: int, ended_ns: int, answers: list[Any]) -> None:
         """Tell that ``execute`` has returned."""
