@@ -1,8 +1,12 @@
-"""The TCP ports of a server. Loads nothing else, so that they can be taken before all is loaded."""
+"""The ports of a server. Loads nothing else, so that they can be taken before all is loaded."""
 
+import contextlib
+import os
 import socket
+import stat
+from collections.abc import Iterator
 
-__all__ = ["bind", "listen"]
+__all__ = ["bind", "bind_unix", "listen"]
 
 
 def bind(address: str, port: int) -> socket.socket:
@@ -27,6 +31,48 @@ def bind(address: str, port: int) -> socket.socket:
     except OSError as error:
         raise _cannot_listen(address, port, error) from error
     return sock
+
+
+@contextlib.contextmanager
+def bind_unix(path: str) -> Iterator[socket.socket]:
+    """Take a path for a Unix socket that only this user, and root, can connect to.
+
+    What a server that was killed has left there is taken over. The path goes at the end.
+
+    Raises:
+        OSError: says which path, and why not.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        try:
+            _remove_dead(path)
+            # From the first moment on, which chmod after bind would not be.
+            before = os.umask(0o177)
+            try:
+                sock.bind(path)
+            finally:
+                os.umask(before)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise OSError(error.errno, f"cannot listen on {path}: {reason}") from error
+        try:
+            yield sock
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+def _remove_dead(path: str) -> None:
+    """Remove a socket that nobody listens on any more; leave all else alone."""
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            return
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
 
 
 def listen(sock: socket.socket) -> None:

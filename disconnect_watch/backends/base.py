@@ -9,6 +9,7 @@ from disconnect_watch.token import CancelToken
 if TYPE_CHECKING:
     # What runs Python models is a process without the engine, and so without torch.
     from disconnect_watch.engine import (
+        AbortResult,
         ChatTemplate,
         EngineStats,
         Outcome,
@@ -116,6 +117,9 @@ class Backend(Protocol):
             ValueError: the request can't be taken: see ``engine.errors``.
             EngineClosedError: nothing is taken any more.
         """
+
+    async def abort(self, request_id: str) -> "AbortResult":
+        """Cancel a request by its id; returns when it is out and its blocks are free."""
 
     def stats(self) -> "EngineStats":
         """Counters and gauges of now."""

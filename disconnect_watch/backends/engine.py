@@ -8,6 +8,7 @@ from urllib.parse import quote
 from disconnect_watch.backends.base import Tensor
 from disconnect_watch.engine import (
     DEFAULT_MODEL,
+    AbortResult,
     ChatTemplate,
     Engine,
     EngineConfig,
@@ -124,6 +125,10 @@ class EngineBackend:
         return await self._thread.submit(
             request_id, prompt, params, cancel=cancel, priority=priority, time_limit=time_limit
         )
+
+    async def abort(self, request_id: str) -> AbortResult:
+        """See ``EngineThread.abort``."""
+        return await self._thread.abort(request_id)
 
     def stats(self) -> EngineStats:
         """As they were after the engine's last step."""

@@ -1,7 +1,9 @@
 """``disconnect-watch serve``."""
 
+import contextlib
 import json
 import logging
+import os
 import socket
 import sys
 from enum import StrEnum
@@ -9,7 +11,8 @@ from pathlib import Path
 from typing import Annotated
 
 from disconnect_watch.cli._app import app, fail, typer
-from disconnect_watch.ports import bind
+from disconnect_watch.keys import KeyRing
+from disconnect_watch.ports import bind, bind_unix
 
 __all__ = ["serve"]
 
@@ -68,6 +71,17 @@ def serve(
         int, typer.Option(min=1, help="Requests that run at the same time.")
     ] = 64,
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Of one request.")] = 1 << 26,
+    request_timeout: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds for a request that brings no limit of its own."),
+    ] = None,
+    api_keys: Annotated[
+        Path | None,
+        typer.Option(help="File of hashed API keys, see `key`; without one no key is needed."),
+    ] = None,
+    admin_socket: Annotated[
+        Path | None, typer.Option(help="Unix socket whose clients are the admin.")
+    ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="Of the JSON lines.")] = LogLevel.INFO,
 ) -> None:
     """Serve a model over HTTP until SIGTERM or Ctrl-C.
@@ -76,18 +90,28 @@ def serve(
     lines in JSON, one for each request.
     """
     try:
+        keys = KeyRing.read(api_keys, environment=os.environ)
+    except (OSError, ValueError) as error:
+        fail(str(error))
+    try:
         # Before anything heavy is loaded, so that a port in use is told at once.
-        with bind(http_address, http_port) as http, bind(http_address, metrics_port) as metrics:
+        with (
+            bind(http_address, http_port) as http,
+            bind(http_address, metrics_port) as metrics,
+            bind_unix(str(admin_socket)) if admin_socket else contextlib.nullcontext() as admin,
+        ):
             try:
                 from disconnect_watch.backends.engine import EngineBackend
                 from disconnect_watch.engine import DEFAULT_MODEL, CheckpointError, EngineConfig
                 from disconnect_watch.server import ServeOptions
                 from disconnect_watch.server import serve as serve_until_signal
+                from disconnect_watch.server.guard import Gatekeeper
                 from disconnect_watch.server.logs import configure_logging
             except ImportError as error:
                 fail(f"{error}; install it with: pip install 'disconnect-watch[server]'")
 
             configure_logging(log_level.value)
+            gatekeeper = Gatekeeper(keys)
             config = EngineConfig(
                 max_queue=max_queue,
                 max_num_seqs=max_num_seqs,
@@ -113,15 +137,20 @@ def serve(
                     unblind=unblind,
                     disconnect_grace=disconnect_grace,
                     max_body_bytes=max_body_bytes,
+                    request_timeout=request_timeout,
                 ),
-                announce=lambda: _announce(backend.name, http, metrics),
+                gatekeeper=gatekeeper,
+                admin=admin,
+                announce=lambda: _announce(backend.name, http, metrics, gatekeeper.admin_token),
             )
     except OSError as error:
         # What bind says is whole; of a file the name stands beside it.
         fail(str(error) if error.filename or not error.strerror else error.strerror)
 
 
-def _announce(name: str, http: socket.socket, metrics: socket.socket) -> None:
+def _announce(
+    name: str, http: socket.socket, metrics: socket.socket, admin_token: str | None
+) -> None:
     url, metrics_url = _url(http), _url(metrics)
     body = json.dumps({"text_input": "The class", "max_tokens": 2000, "temperature": 0.8})
     print(
@@ -130,6 +159,9 @@ def _announce(name: str, http: socket.socket, metrics: socket.socket) -> None:
         file=sys.stderr,
         flush=True,
     )
+    if admin_token is not None:
+        # For whoever started it, not for the log, which others read.
+        print(f"admin token: {admin_token}", file=sys.stderr, flush=True)
     logging.getLogger("disconnect_watch.server").info(
         "serving",
         extra={

@@ -1,16 +1,20 @@
 """The outermost layer: a request id in every head, one log line for every request."""
 
+import asyncio
 import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from disconnect_watch.adapters import LEAVES, TOKEN_KEY
 from disconnect_watch.engine import Outcome
 from disconnect_watch.server.outcome import joined
 from disconnect_watch.token import CancelToken
+
+if TYPE_CHECKING:
+    from disconnect_watch.server.running import Running
 
 __all__ = ["RECORD_KEY", "AccessLog", "RequestRecord"]
 
@@ -31,17 +35,26 @@ class RequestRecord:
     """What the log line of one request will say.
 
     Attributes:
-        request_id: 128 random bits in hex; ids of clients are never used, so no client
-            can guess or choose another's.
+        request_id: 128 random bits in hex, so no client can guess or choose another's.
         token: fires when its client leaves.
         status: what the client was sent; 499 if it left before the head, 0 before either.
         outcome: of the engine, for a request that reached it.
+        owner: who may cancel it, by the name of a key; empty for nobody in particular.
+        client_id: its client's own name for it, among the requests of the owner.
+        timeout: seconds from its beginning after which nobody wants its answer.
+        works: what runs for it in an engine and has not ended.
+        waiters: futures of those who wait until it is over.
     """
 
     token: CancelToken
     request_id: str = field(default_factory=lambda: secrets.token_hex(16))
     status: int = 0
     outcome: Outcome | None = None
+    owner: str = ""
+    client_id: str = ""
+    timeout: float | None = None
+    works: "set[Running]" = field(default_factory=set)
+    waiters: list[asyncio.Future[None]] = field(default_factory=list)
     _started_ns: int = field(default_factory=time.monotonic_ns)
 
     @property
@@ -50,10 +63,13 @@ class RequestRecord:
         return self.token.reason in LEAVES
 
     def time_left(self, timeout: float | None) -> float | None:
-        """Of the seconds that a client gives its request, those that are left of it now."""
-        if timeout is None:
+        """Of the seconds that its client gives it, by whatever way, those that are left now."""
+        limits = [limit for limit in (timeout, self.timeout) if limit is not None]
+        if not limits:
             return None
-        return max(0.0, timeout - (time.monotonic_ns() - self._started_ns) / 1e9)
+        if (limit := min(limits)) < 0:
+            return limit  # for the engine to refuse
+        return max(0.0, limit - (time.monotonic_ns() - self._started_ns) / 1e9)
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Take the outcome of one part of it; what is told is that of all so far."""

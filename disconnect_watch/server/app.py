@@ -10,16 +10,24 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from disconnect_watch.server.abort import (
+    abort_request,
+    abort_requests,
+    cancel_all,
+    cancel_many,
+    cancel_one,
+)
 from disconnect_watch.server.access import AccessLog
-from disconnect_watch.server.documents import encode
+from disconnect_watch.server.answers import error_response
 from disconnect_watch.server.errors import CancelledByPeer, RequestError
 from disconnect_watch.server.frontend import Frontend
 from disconnect_watch.server.generate import generate, generate_stream
+from disconnect_watch.server.guard import Gatekeeper, Guard
 from disconnect_watch.server.metrics import CONTENT_TYPE, Metrics
 from disconnect_watch.server.openai.chat import chat_completions
 from disconnect_watch.server.openai.completions import completions
-from disconnect_watch.server.openai.errors import error_document
 from disconnect_watch.server.openai.models import list_models, retrieve_model
+from disconnect_watch.server.tracking import Tracking
 from disconnect_watch.server.v2.routes import V2
 
 __all__ = ["create_app", "create_metrics_app"]
@@ -45,8 +53,16 @@ class Digits(Convertor[str]):
 register_url_convertor("digits", Digits())
 
 
-def create_app(frontend: Frontend, metrics: Metrics) -> AccessLog:
+def create_app(
+    frontend: Frontend,
+    metrics: Metrics,
+    *,
+    gatekeeper: Gatekeeper | None = None,
+) -> AccessLog:
     """The HTTP frontend as an ASGI application.
+
+    Args:
+        gatekeeper: knows who calls; None needs no keys, and has an admin's token of its own.
 
     Run it under ``adapters.uvicorn.HttpTools``: the cancel tokens come from there, and
     without them a client that leaves is not noticed.
@@ -58,6 +74,12 @@ def create_app(frontend: Frontend, metrics: Metrics) -> AccessLog:
             _route("GET", "/v1/models/{model:path}", retrieve_model),
             _route("POST", "/v1/completions", completions),
             _route("POST", "/v1/chat/completions", chat_completions),
+            _route("POST", "/v1/requests/{request_id}/cancel", cancel_one),
+            _route("DELETE", "/v1/requests/{request_id}", cancel_one),
+            _route("POST", "/v1/requests/cancel", cancel_many),
+            _route("POST", "/v1/admin/cancel_all", cancel_all),
+            _route("POST", "/abort_request", abort_request),
+            _route("POST", "/abort_requests", abort_requests),
             *(
                 _route("POST", prefix + path, endpoint)
                 for prefix in (MODEL, VERSION)
@@ -76,7 +98,8 @@ def create_app(frontend: Frontend, metrics: Metrics) -> AccessLog:
     app.router.redirect_slashes = False
     app.state.frontend = frontend
     app.state.metrics = metrics
-    return AccessLog(V2(app, frontend))
+    tracked = Tracking(V2(app, frontend), frontend.ledger, timeout=frontend.options.request_timeout)
+    return AccessLog(Guard(tracked, gatekeeper or Gatekeeper()))
 
 
 def create_metrics_app(metrics: Metrics) -> ASGIApp:
@@ -114,25 +137,15 @@ async def answer_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     if isinstance(error, CancelledByPeer):
         return Silence()
-    response = _error(request, error.status, str(error), error)
-    if error.is_final:
-        response.headers["x-should-retry"] = "false"
-    return response
+    return error_response(request.scope["path"], error.status, str(error), error)
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:
     """No such path, or not with this method; in Triton's form."""
     assert isinstance(error, HTTPException)
-    return _error(request, error.status_code, error.detail)
+    return error_response(request.scope["path"], error.status_code, error.detail)
 
 
 async def answer_crash(request: Request, error: Exception) -> Response:
     """A bug of ours. uvicorn logs the traceback; the client learns nothing of it."""
-    return _error(request, 500, "internal error")
-
-
-def _error(request: Request, status: int, message: str, error: Exception | None = None) -> Response:
-    """An error in the words of the API that was called."""
-    is_openai = request.scope["path"].startswith("/v1/")
-    document = error_document(status, message, error) if is_openai else {"error": message}
-    return Response(encode(document), status, media_type="application/json")
+    return error_response(request.scope["path"], 500, "internal error")

@@ -14,12 +14,14 @@ __all__ = [
     "CancelledByPeer",
     "DeadlineError",
     "FailedError",
+    "ForbiddenError",
     "MalformedJSONError",
     "ModelNotFoundError",
     "OverloadedError",
     "ProtocolError",
     "RequestError",
     "ShuttingDownError",
+    "UnauthorizedError",
     "UnsupportedError",
 ]
 
@@ -52,6 +54,19 @@ class ModelNotFoundError(RequestError):
     """No such model, or no such version of it."""
 
     status = 404
+
+
+class UnauthorizedError(RequestError):
+    """No key, or one that is not known."""
+
+    status = 401
+    headers: ClassVar[dict[str, str]] = {"www-authenticate": "Bearer"}
+
+
+class ForbiddenError(RequestError):
+    """A key that is known, and not for this."""
+
+    status = 403
 
 
 class OverloadedError(RequestError):

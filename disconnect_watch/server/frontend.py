@@ -17,14 +17,20 @@ from disconnect_watch.server.errors import (
     ShuttingDownError,
 )
 from disconnect_watch.server.generation import Generation
+from disconnect_watch.server.ledger import RequestLedger
 from disconnect_watch.server.log_settings import LogSettings
 from disconnect_watch.server.options import FrontendOptions
+from disconnect_watch.server.rate import RateLimit
 from disconnect_watch.server.running import Running
 from disconnect_watch.server.v2.shared_memory import SharedMemory
 from disconnect_watch.server.v2.trace_settings import TraceSettings
 from disconnect_watch.token import CancelToken, Reason
 
 __all__ = ["Frontend", "FrontendStats"]
+
+#: Cancels by id that a caller may ask for, each second, and at once.
+ABORT_RATE = 100.0
+ABORT_BURST = 512.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,9 @@ class Frontend:
         self._tokens: set[CancelToken] = set()
         #: Seconds since the epoch.
         self.started_at = int(time.time())
+        self.ledger = RequestLedger()
+        #: Of cancels by id, for each caller.
+        self.abort_limit = RateLimit(ABORT_RATE, burst=ABORT_BURST)
         self._live: set[Running] = set()
         self._is_draining = False
 
@@ -118,14 +127,15 @@ class Frontend:
             RequestError: it can't be taken.
         """
         self._refuse_while_draining()
+        work_id = f"{record.request_id}.{part}" if part else record.request_id
         try:
             outputs = await backend.submit(
-                f"{record.request_id}.{part}" if part else record.request_id,
+                work_id,
                 generation.prompt,
                 generation.params,
                 cancel=record.token,
                 priority=generation.priority,
-                time_limit=generation.time_limit,
+                time_limit=record.time_left(generation.time_limit),
             )
         except QueueFullError as error:
             raise OverloadedError(
@@ -139,11 +149,19 @@ class Frontend:
 
         def end(running: Running, outcome: Outcome | None) -> None:
             self._live.discard(running)
+            record.works.discard(running)
             if outcome is not None:
                 record.add_outcome(outcome)
 
-        running = Running(outputs, token=record.token, prefix=generation.prefix, on_end=end)
+        running = Running(
+            outputs,
+            abort=lambda: backend.abort(work_id),
+            token=record.token,
+            prefix=generation.prefix,
+            on_end=end,
+        )
         self._live.add(running)
+        record.works.add(running)
         return running
 
     def begin(self, token: CancelToken) -> None:

@@ -17,6 +17,8 @@ class FrontendOptions:
 
     Attributes:
         max_body_bytes: of a request, and of what it is when it is decompressed.
+        request_timeout: seconds that a request may take which brings no limit of its own; None
+            for no limit.
         strict: answer in all as Triton does: what was cancelled is 400 instead of 499, NaN
             and Infinity are bare words.
         strict_readiness: not ready while a model is not.
@@ -26,6 +28,7 @@ class FrontendOptions:
     """
 
     max_body_bytes: int = 1 << 26
+    request_timeout: float | None = None
     strict: bool = False
     strict_readiness: bool = True
     allow_client_shm: bool = False

@@ -4,7 +4,8 @@ import asyncio
 import logging
 import math
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import FrameType
 
@@ -18,6 +19,7 @@ from disconnect_watch.backends import Backend
 from disconnect_watch.ports import listen
 from disconnect_watch.server.app import create_app, create_metrics_app
 from disconnect_watch.server.frontend import Frontend
+from disconnect_watch.server.guard import AdminDoor, Gatekeeper
 from disconnect_watch.server.metrics import Metrics
 from disconnect_watch.server.options import FrontendOptions
 from disconnect_watch.watcher import Watcher, default_watcher
@@ -45,6 +47,7 @@ class ServeOptions:
         unblind: bytes; None leaves receive buffers alone.
         disconnect_grace: seconds that a request may go on without its client.
         max_body_bytes: of a request.
+        request_timeout: seconds for a request that brings no limit of its own.
         keep_alive: seconds after which an idle connection is closed.
     """
 
@@ -54,6 +57,7 @@ class ServeOptions:
     unblind: int | None = None
     disconnect_grace: float = 0.0
     max_body_bytes: int = 1 << 26
+    request_timeout: float | None = None
     keep_alive: int = 75
 
 
@@ -165,12 +169,14 @@ def make_server(
     options: ServeOptions,
     *,
     watcher: Watcher | None = None,
+    gatekeeper: Gatekeeper | None = None,
     announce: Callable[[], None] = lambda: None,
 ) -> FrontendServer:
     """The server of the main port, to be run on a loop with ``await server.serve([socket])``.
 
     Args:
         watcher: of its connections; None for the process-wide one.
+        gatekeeper: see ``create_app``.
         announce: called once requests are taken.
     """
     seconds = options.disconnect_grace
@@ -186,7 +192,7 @@ def make_server(
         },
     )
     return FrontendServer(
-        _config(create_app(frontend, metrics), protocol, options),
+        _config(create_app(frontend, metrics, gatekeeper=gatekeeper), protocol, options),
         frontend,
         grace=options.grace,
         announce=announce,
@@ -199,6 +205,8 @@ def serve(
     http: socket.socket,
     metrics: socket.socket,
     options: ServeOptions,
+    gatekeeper: Gatekeeper | None = None,
+    admin: socket.socket | None = None,
     announce: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve one model until SIGTERM or SIGINT; returns after an orderly end.
@@ -206,6 +214,8 @@ def serve(
     Args:
         backend: closed at the end.
         http, metrics: from ``bind``; closed at the end.
+        gatekeeper: knows who calls; None needs no keys.
+        admin: from ``bind_unix``; whoever connects to it is the admin. Closed at the end.
         announce: called once requests are taken.
 
     Raises:
@@ -217,12 +227,16 @@ def serve(
         # uvloop, where it failed to, would close the fd, and hide why with a second close.
         listen(http)
         listen(metrics)
+        if admin is not None:
+            admin.listen()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(backend, http, metrics, options, announce))
+            runner.run(_serve(backend, http, metrics, options, gatekeeper, admin, announce))
     finally:
         backend.close()
         http.close()
         metrics.close()
+        if admin is not None:
+            admin.close()
 
 
 async def _serve(
@@ -230,24 +244,46 @@ async def _serve(
     http: socket.socket,
     metrics_socket: socket.socket,
     options: ServeOptions,
+    gatekeeper: Gatekeeper | None,
+    admin: socket.socket | None,
     announce: Callable[[], None],
 ) -> None:
-    frontend = Frontend(backend, options=FrontendOptions(max_body_bytes=options.max_body_bytes))
+    frontend = Frontend(
+        backend,
+        options=FrontendOptions(
+            max_body_bytes=options.max_body_bytes, request_timeout=options.request_timeout
+        ),
+    )
     metrics = Metrics(
         engine=backend.stats,
         watcher=lambda: default_watcher().stats(),
         num_unacked=lambda: frontend.stats().num_unacked,
     )
     backend.listen(metrics.observe)
-    server = make_server(frontend, metrics, options, announce=announce)
-    scraper = uvicorn.Server(_config(create_metrics_app(metrics), NoUpgrades, options))
-    scraper.config.load()
-    scraper.lifespan = scraper.config.lifespan_class(scraper.config)
-    await scraper.startup(sockets=[metrics_socket])
-    try:
+    server = make_server(frontend, metrics, options, gatekeeper=gatekeeper, announce=announce)
+    async with AsyncExitStack() as others:
+        app = create_metrics_app(metrics)
+        await others.enter_async_context(
+            _running(_config(app, NoUpgrades, options), metrics_socket)
+        )
+        if admin is not None:
+            # The same application, with the same ledger, by another door.
+            door = _config(AdminDoor(server.config.app), server.config.http, options)
+            await others.enter_async_context(_running(door, admin))
         await server.serve(sockets=[http])
+
+
+@asynccontextmanager
+async def _running(config: uvicorn.Config, sock: socket.socket) -> AsyncIterator[None]:
+    """One more server on this loop, which knows nothing of signals."""
+    server = uvicorn.Server(config)
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    await server.startup(sockets=[sock])
+    try:
+        yield
     finally:
-        await scraper.shutdown(sockets=[metrics_socket])
+        await server.shutdown(sockets=[sock])
 
 
 def _config(app: object, protocol: object, options: ServeOptions) -> uvicorn.Config:

@@ -1,10 +1,10 @@
 """One generation while it runs, as the routes see it."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Self
 
 from disconnect_watch.backends import OutputStream
-from disconnect_watch.engine import Outcome, RequestOutput
+from disconnect_watch.engine import AbortResult, Outcome, RequestOutput
 from disconnect_watch.engine.errors import EngineClosedError
 from disconnect_watch.server.errors import FailedError
 from disconnect_watch.token import CancelToken
@@ -25,12 +25,14 @@ class Running(AsyncIterator[RequestOutput]):
         self,
         outputs: OutputStream,
         *,
+        abort: Callable[[], Awaitable[AbortResult]],
         token: CancelToken,
         prefix: str,
         on_end: Callable[["Running", Outcome | None], None],
     ) -> None:
         self.token = token
         self._outputs = outputs
+        self._abort = abort
         self._prefix = prefix
         self._on_end = on_end
         self._has_ended = False
@@ -48,6 +50,10 @@ class Running(AsyncIterator[RequestOutput]):
         if output.outcome is not None:
             self._end(output.outcome)
         return output
+
+    async def abort(self) -> AbortResult:
+        """Cancel it from elsewhere; returns when its blocks are free. Its outputs tell of it."""
+        return await self._abort()
 
     def close(self) -> None:
         """Abort it unless its outcome is known. Idempotent."""

@@ -318,9 +318,19 @@ def test_one_prompt_of_several_that_is_refused_ends_all(serving: Serving) -> Non
     assert {outcome.kind for (outcome,) in serving.outcomes.values()} == {"cancelled"}
 
 
-def test_the_command_serves_the_sdk() -> None:
+@pytest.mark.timeout(180)
+def test_the_command_serves_the_sdk_and_prints_the_admins_token() -> None:
     with running() as server, client_at(server.port) as client:
         chunks = list(client.chat.completions.create(**CHAT, stream=True))
+        assert chunks[-1].choices[0].finish_reason == "length"
         raw = client.completions.with_raw_response.create(**ASK)
-    assert chunks[-1].choices[0].finish_reason == "length"
-    assert raw.parse().id == f"cmpl-{raw.headers['x-request-id']}"
+        request_id = raw.headers["x-request-id"]
+        assert raw.parse().id == f"cmpl-{request_id}"
+        wait_until(lambda: any(line.startswith("admin token: dw-") for line in server.lines), 20)
+        (line,) = (line for line in server.lines if line.startswith("admin token: "))
+        token = line.removeprefix("admin token: ").strip()
+        for key, status in ((token, 200), ("other", 401)):
+            with Client(server.port) as other:
+                other.post(f"/v1/requests/{request_id}/cancel", Authorization=f"Bearer {key}")
+                assert other.read_response()[0] == status
+        assert sum(token in line for line in server.lines) == 1

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from disconnect_watch.backends import Tensor
 from disconnect_watch.backends.engine import INPUTS, OUTPUTS
 from disconnect_watch.engine import (
+    AbortResult,
     ChatTemplate,
     EngineStats,
     Outcome,
@@ -67,6 +68,9 @@ class ScriptedBackend:
             raise self.error
         self.num_open += 1
         return Script(self, request_id)
+
+    async def abort(self, request_id: str) -> AbortResult:
+        raise AssertionError("no test cancels a script by its id")
 
     def stats(self) -> EngineStats:
         return EngineStats(

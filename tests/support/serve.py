@@ -28,6 +28,7 @@ from disconnect_watch.engine import (
 from disconnect_watch.engine.checkpoint import load_model
 from disconnect_watch.engine.model import LlamaModel
 from disconnect_watch.engine.tokenizer import Tokenizer
+from disconnect_watch.keys import KeyRing
 from disconnect_watch.server import (
     Frontend,
     FrontendOptions,
@@ -36,6 +37,7 @@ from disconnect_watch.server import (
     bind,
     create_app,
 )
+from disconnect_watch.server.guard import Gatekeeper
 from disconnect_watch.server.run import make_server
 from disconnect_watch.testing import ThreadedServer as ThreadedServer
 from disconnect_watch.testing import serving
@@ -170,6 +172,7 @@ class Serving:
     watcher: Watcher
     metrics: Metrics
     outcomes: dict[str, list[Outcome]]
+    gatekeeper: Gatekeeper
 
     @property
     def port(self) -> int:
@@ -195,13 +198,18 @@ def serving_engine(
     half_close: HalfClose = "disconnect",
     grace: float = 5.0,
     max_body_bytes: int = 1 << 26,
+    request_timeout: float | None = None,
+    keys: KeyRing | None = None,
+    send_buffer: int | None = None,
 ) -> Iterator[Serving]:
     """The frontend with a watcher of its own, as ``serve`` puts it together."""
     watcher = Watcher()
     backend = EngineBackend(
         engine, name="tiny", chat_template=ChatTemplate.from_pretrained(DEFAULT_MODEL)
     )
-    frontend = Frontend(backend, options=FrontendOptions(max_body_bytes=max_body_bytes))
+    options = FrontendOptions(max_body_bytes=max_body_bytes, request_timeout=request_timeout)
+    frontend = Frontend(backend, options=options)
+    gatekeeper = Gatekeeper(keys)
     metrics = metrics_of(frontend, watcher)
     outcomes: dict[str, list[Outcome]] = {}
     backend.listen(metrics.observe)
@@ -211,10 +219,14 @@ def serving_engine(
         metrics,
         ServeOptions(grace=grace, half_close=half_close),
         watcher=watcher,
+        gatekeeper=gatekeeper,
     )
-    http = ThreadedServer(server, bind("127.0.0.1", 0), make_loop=LOOPS[loop_name])
+    sock = bind("127.0.0.1", 0)
+    if send_buffer is not None:  # connections have it from the socket that they come by
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    http = ThreadedServer(server, sock, make_loop=LOOPS[loop_name])
     try:
-        yield Serving(http, engine, backend, frontend, watcher, metrics, outcomes)
+        yield Serving(http, engine, backend, frontend, watcher, metrics, outcomes, gatekeeper)
     finally:
         http.stop()
         backend.close()

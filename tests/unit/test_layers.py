@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "disconnect_watch"
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "native": set(),
+    "keys": {"errors"},
     "ports": set(),
     "token": {"_core", "errors"},
     "records": {"token"},
@@ -23,12 +24,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"errors", "token"},
     "kernels": {"errors", "token"},
     "backends": {"_core", "errors", "token", "engine", "kernels"},
-    "server": {"errors", "ports", "token", "watcher", "aio", "adapters", "engine", "backends"},
+    "server": {
+        "errors",
+        "keys",
+        "ports",
+        "token",
+        "watcher",
+        "aio",
+        "adapters",
+        "engine",
+        "backends",
+    },
     "disagg": {"errors", "token", "engine", "backends"},
     "testing": {"ports"},
     "stress": {"errors", "testing"},
     "doctor": {"adapters", "errors", "ports", "testing", "token", "watcher"},
-    "cli": {"backends", "doctor", "engine", "errors", "ports", "server", "stress"},
+    "cli": {"backends", "doctor", "engine", "errors", "keys", "ports", "server", "stress"},
     "__init__": {"_core", "errors", "native", "token", "watcher", "aio"},
 }
 

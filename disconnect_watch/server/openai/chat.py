@@ -40,9 +40,9 @@ async def chat_completions(request: Request) -> Response:
     asked.refuse_unsupported()
     backend = find(frontend, asked.model)
     # Before the prompt is made: what is refused anyway is not worth it.
-    generation_of(asked, "", time_limit=None)
+    generation_of(asked, "")
     prompt = await prompt_of(backend, asked)
-    generation = generation_of(asked, prompt, time_limit=record.time_left(asked.timeout))
+    generation = generation_of(asked, prompt)
     form = Form(backend, asked, f"chatcmpl-{record.request_id}")
     batch = await Batch.submit(frontend, backend, [generation], record)
     if asked.stream:

@@ -34,8 +34,7 @@ async def completions(request: Request) -> Response:
     asked.refuse_unsupported()
     backend = find(frontend, asked.model)
     prompts = prompts_of("prompt", asked.prompt)
-    time_limit = record.time_left(asked.timeout)
-    generations = [generation_of(asked, prompt, time_limit=time_limit) for prompt in prompts]
+    generations = [generation_of(asked, prompt) for prompt in prompts]
     form = Form(backend, asked, prompts, f"cmpl-{record.request_id}")
     batch = await Batch.submit(frontend, backend, generations, record)
     if asked.stream:

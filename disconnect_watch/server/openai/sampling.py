@@ -26,9 +26,7 @@ MAX_PROMPTS = 2048
 Prompt = str | Sequence[int]
 
 
-def generation_of(
-    request: GenerationRequest, prompt: Prompt, *, time_limit: float | None
-) -> Generation:
+def generation_of(request: GenerationRequest, prompt: Prompt) -> Generation:
     """What a request asks for, for one of its prompts.
 
     Raises:
@@ -60,7 +58,7 @@ def generation_of(
         prompt=prompt,
         params=params,
         priority=0 if request.priority is None else request.priority,
-        time_limit=time_limit,
+        time_limit=request.timeout,
     )
 
 

@@ -6,8 +6,8 @@ from disconnect_watch.server.errors import (
     AbortedError,
     CancelledByPeer,
     RequestError,
-    ShuttingDownError,
 )
+from disconnect_watch.server.outcome import error_of_reason
 from disconnect_watch.token import CancelToken, Reason
 
 __all__ = ["STATUS", "ModelError", "failure_of"]
@@ -44,6 +44,6 @@ def failure_of(error: InferError, token: CancelToken, *, strict: bool) -> Reques
         return CancelledByPeer(f"the client left: {reason}")
     if error.code is not Code.CANCELLED or strict:
         return ModelError(error.message, STATUS[error.code])
-    if reason is Reason.SHUTDOWN:
-        return ShuttingDownError("the server is shutting down, the request was cancelled")
+    if reason in (Reason.DEADLINE, Reason.SHUTDOWN):
+        return error_of_reason(reason)
     return AbortedError(error.message)

@@ -1,0 +1,171 @@
+"""Who is let in where: one table of paths, and what is not in it is the admin's.
+
+| access | with keys | without |
+|---|---|---|
+| open | everybody | everybody |
+| use | every key | everybody |
+| cancel | every key, and its own requests only | the admin |
+| manage | admin keys | everybody, as Triton has it |
+| admin | admin keys | the admin |
+
+Without keys, the admin is who has the token that was printed at the start, or comes by the
+admin's Unix socket: behind a proxy on the same machine everybody has a loopback address.
+
+The path is looked at as the client wrote it and matched whole, as the routes do it themselves.
+"""
+
+import hmac
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from disconnect_watch.keys import ADMIN, ANONYMOUS, Caller, KeyRing, new_key
+from disconnect_watch.server.access import RECORD_KEY, App, Receive, Scope, Send
+from disconnect_watch.server.answers import error_response
+from disconnect_watch.server.errors import ForbiddenError, RequestError, UnauthorizedError
+
+__all__ = ["CALLER_KEY", "Access", "AdminDoor", "Gatekeeper", "Guard", "access_to"]
+
+#: Where in ``scope["state"]`` the caller of a request is.
+CALLER_KEY = "disconnect_watch.caller"
+
+
+class Access(StrEnum):
+    """Who may go to a path, see the table above."""
+
+    OPEN = "open"
+    USE = "use"
+    CANCEL = "cancel"
+    MANAGE = "manage"
+    ADMIN = "admin"
+
+
+_MODEL = r"/v2/models/[^/]+(?:/versions/[0-9]+)?"
+_TABLE: tuple[tuple[re.Pattern[str], Access], ...] = tuple(
+    (re.compile(pattern), access)
+    for pattern, access in (
+        (r"/v2(?:/health/(?:live|ready))?", Access.OPEN),
+        (r"/ping", Access.OPEN),
+        (r"/openapi\.json", Access.OPEN),
+        # Not /v2/models/stats, which counts everybody's requests.
+        (r"/v2/models/stats", Access.MANAGE),
+        (rf"{_MODEL}(?:/(?:infer|generate|generate_stream|ready|config))?", Access.USE),
+        (r"/invocations", Access.USE),
+        (r"/v1/models(?:/.*)?", Access.USE),
+        (r"/v1/(?:completions|chat/completions|embeddings)", Access.USE),
+        (r"/v1/responses(?:/.*)?", Access.USE),
+        (r"/v1/requests/.*", Access.CANCEL),
+        (r"/abort_requests?", Access.CANCEL),
+        (r"/v1/admin/.*", Access.ADMIN),
+    )
+)
+
+
+def access_to(path: str) -> Access:
+    """Who may go to a path; the admin alone where nothing is known of it."""
+    for pattern, access in _TABLE:
+        if pattern.fullmatch(path):
+            return access
+    return Access.MANAGE
+
+
+class Gatekeeper:
+    """What is known of callers.
+
+    Args:
+        keys: without one, everybody may use the models.
+
+    Attributes:
+        admin_token: lets its holder do what an admin's key does, where there are no keys.
+    """
+
+    def __init__(self, keys: KeyRing | None = None) -> None:
+        self._keys = keys or KeyRing()
+        self.admin_token = None if self.has_keys else new_key()
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether callers need a key."""
+        return len(self._keys) > 0
+
+    def identify(self, headers: Mapping[bytes, bytes]) -> Caller:
+        """Who calls, by what was sent along.
+
+        Raises:
+            UnauthorizedError: a key that is not known.
+        """
+        key = _key_of(headers)
+        if not key:
+            return ANONYMOUS
+        if self.admin_token is not None:
+            # Clients send some key always; without keys it is the admin's or nobody's.
+            is_admin = hmac.compare_digest(key.encode(), self.admin_token.encode())
+            return ADMIN if is_admin else ANONYMOUS
+        caller = self._keys.find(key)
+        if caller is None:
+            raise UnauthorizedError("the API key is not known")
+        return caller
+
+    def let_in(self, caller: Caller, access: Access) -> None:
+        """Return where the caller may go there.
+
+        Raises:
+            UnauthorizedError: a key is needed.
+            ForbiddenError: another key is needed.
+        """
+        if access is Access.OPEN or caller.is_admin:
+            return
+        if not self.has_keys and access in (Access.USE, Access.MANAGE):
+            return
+        if caller.role is None:
+            raise UnauthorizedError(
+                "an API key is needed, send it as 'Authorization: Bearer ...'"
+                if self.has_keys
+                else "the admin's token is needed, which was printed when the server started"
+            )
+        if access in (Access.MANAGE, Access.ADMIN):
+            raise ForbiddenError(f"role {caller.role} may not do this, an admin may")
+
+
+class AdminDoor:
+    """ASGI middleware for a socket that only the admin can connect to."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})[CALLER_KEY] = ADMIN
+        await self._app(scope, receive, send)
+
+
+class Guard:
+    """ASGI middleware that lets nobody through who may not go there."""
+
+    def __init__(self, app: App, gatekeeper: Gatekeeper) -> None:
+        self._app = app
+        self._gatekeeper = gatekeeper
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state: dict[str, Any] = scope["state"]
+        try:
+            # The admin's socket has said so already.
+            caller = state.get(CALLER_KEY) or self._gatekeeper.identify(dict(scope["headers"]))
+            self._gatekeeper.let_in(caller, access_to(scope["path"]))
+        except RequestError as error:
+            answer = error_response(scope["path"], error.status, str(error), error)
+            await answer(scope, receive, send)
+            return
+        state[CALLER_KEY] = caller
+        state[RECORD_KEY].owner = caller.name
+        await self._app(scope, receive, send)
+
+
+def _key_of(headers: Mapping[bytes, bytes]) -> str:
+    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() != b"bearer":
+        key = headers.get(b"x-api-key", b"")
+    return key.strip().decode("latin-1")

@@ -1,0 +1,94 @@
+"""Which requests there are, whose they are, and how those ended that are over.
+
+A request is found by the id that the server minted, or by the name that its client gave it in
+``X-Request-Id``, which only that client's own requests are looked for by. Ids are compared whole.
+"""
+
+import asyncio
+from collections import OrderedDict
+
+from disconnect_watch.keys import Caller
+from disconnect_watch.server.access import RequestRecord
+
+__all__ = ["AmbiguousNameError", "RequestLedger"]
+
+#: Requests that are over and still known of.
+MAX_ENDED = 4096
+
+
+class AmbiguousNameError(LookupError):
+    """Several live requests of a client have the name that it gave."""
+
+
+class RequestLedger:
+    """Live requests, and the last that ended.
+
+    Threads: the loop's only.
+    """
+
+    def __init__(self) -> None:
+        self._live: dict[str, RequestRecord] = {}
+        self._ended: OrderedDict[str, RequestRecord] = OrderedDict()
+        # By owner and name: ids, the latest last.
+        self._named: dict[tuple[str, str], list[str]] = {}
+
+    def begin(self, record: RequestRecord) -> None:
+        """Take a request that begins; its owner and name are known by now."""
+        self._live[record.request_id] = record
+        if record.client_id:
+            self._named.setdefault((record.owner, record.client_id), []).append(record.request_id)
+
+    def end(self, record: RequestRecord) -> None:
+        """A request is over: whoever waits for that is told."""
+        del self._live[record.request_id]
+        self._ended[record.request_id] = record
+        if len(self._ended) > MAX_ENDED:
+            self._forget(self._ended.popitem(last=False)[1])
+        for waiter in record.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        record.waiters.clear()
+
+    def is_live(self, record: RequestRecord) -> bool:
+        """Whether it has begun and is not over."""
+        return record.request_id in self._live
+
+    def live(self) -> list[RequestRecord]:
+        """All that have begun and are not over."""
+        return list(self._live.values())
+
+    def find(self, caller: Caller, name: str) -> RequestRecord | None:
+        """The request of that id or name, if the caller may know of it.
+
+        Of several with one name it is the live one, else the latest.
+
+        Raises:
+            AmbiguousNameError: more than one of them is live.
+        """
+        record = self._live.get(name) or self._ended.get(name)
+        if record is not None and (caller.is_admin or record.owner == caller.name):
+            return record
+        ids = self._named.get((caller.name, name), [])
+        live = [self._live[request_id] for request_id in ids if request_id in self._live]
+        if len(live) > 1:
+            raise AmbiguousNameError(
+                f"{len(live)} live requests have this name, take the X-Request-Id of the answer"
+            )
+        if live:
+            return live[0]
+        return self._ended[ids[-1]] if ids else None
+
+    async def wait_ended(self, record: RequestRecord) -> None:
+        """Wait until a request is over."""
+        if self.is_live(record):
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            record.waiters.append(waiter)
+            await waiter
+
+    def _forget(self, record: RequestRecord) -> None:
+        if not record.client_id:
+            return
+        key = (record.owner, record.client_id)
+        self._named[key].remove(record.request_id)
+        if not self._named[key]:
+            del self._named[key]

@@ -1,0 +1,89 @@
+"""Puts every request to a model into the ledger, from its first byte to its last."""
+
+import asyncio
+import math
+import re
+
+from disconnect_watch.errors import shown
+from disconnect_watch.server.access import RECORD_KEY, App, Receive, RequestRecord, Scope, Send
+from disconnect_watch.server.answers import error_response
+from disconnect_watch.server.errors import ProtocolError
+from disconnect_watch.server.guard import Access, access_to
+from disconnect_watch.server.ledger import RequestLedger
+from disconnect_watch.token import Reason
+
+__all__ = ["Tracking"]
+
+_NAME = re.compile(r"[!-~]{1,128}")
+
+
+class Tracking:
+    """ASGI middleware inside ``Guard``: ledger and deadline of requests that work is done for.
+
+    Args:
+        timeout: seconds for a request that brings no limit of its own; None for no limit.
+    """
+
+    def __init__(self, app: App, ledger: RequestLedger, *, timeout: float | None) -> None:
+        self._app = app
+        self._ledger = ledger
+        self._timeout = timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (
+            scope["type"] != "http"
+            or scope["method"] != "POST"
+            or access_to(scope["path"]) is not Access.USE
+        ):
+            await self._app(scope, receive, send)
+            return
+        record: RequestRecord = scope["state"][RECORD_KEY]
+        headers = dict(scope["headers"])
+        try:
+            record.client_id = _name_of(headers.get(b"x-request-id", b""))
+            asked = _seconds_of(headers.get(b"x-request-timeout"))
+        except ProtocolError as error:
+            answer = error_response(scope["path"], error.status, str(error), error)
+            await answer(scope, receive, send)
+            return
+        limits = [limit for limit in (asked, self._timeout) if limit is not None]
+        record.timeout = min(limits, default=None)
+        # An engine looks at the time itself; this is for what is done elsewhere.
+        deadline = (
+            None
+            if record.timeout is None
+            else asyncio.get_running_loop().call_later(
+                record.timeout, record.token.cancel, Reason.DEADLINE
+            )
+        )
+        self._ledger.begin(record)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            if deadline is not None:
+                deadline.cancel()
+            self._ledger.end(record)
+
+
+def _name_of(raw: bytes) -> str:
+    name = raw.decode("latin-1")
+    if name and not _NAME.fullmatch(name):
+        raise ProtocolError(
+            f"X-Request-Id is {shown(name)}, it must be 1 to 128 visible ASCII characters"
+        )
+    return name
+
+
+def _seconds_of(raw: bytes | None) -> float | None:
+    if raw is None:
+        return None
+    text = raw.decode("latin-1")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= 86_400:
+        raise ProtocolError(
+            f"X-Request-Timeout is {shown(text)}, it must be seconds from 0 to 86400"
+        )
+    return seconds

@@ -1,0 +1,78 @@
+"""Which requests are known, to whom, and for how long."""
+
+import pytest
+
+from disconnect_watch.keys import ADMIN, Caller, Role
+from disconnect_watch.server import ledger as ledger_module
+from disconnect_watch.server.access import RequestRecord
+from disconnect_watch.server.ledger import AmbiguousNameError, RequestLedger
+from disconnect_watch.token import CancelToken
+
+ALICE, BOB = Caller("alice", Role.USER), Caller("bob", Role.SERVICE)
+
+
+def record(name: str = "", owner: str = "alice") -> RequestRecord:
+    made = RequestRecord(CancelToken())
+    made.owner, made.client_id = owner, name
+    return made
+
+
+def test_a_request_is_found_by_its_owner_and_the_admin() -> None:
+    ledger = RequestLedger()
+    one = record("mine")
+    ledger.begin(one)
+    for _ in range(2):
+        assert ledger.find(ALICE, one.request_id) is one
+        assert ledger.find(ALICE, "mine") is one
+        assert ledger.find(ADMIN, one.request_id) is one
+        assert ledger.find(ADMIN, "mine") is None
+        for stranger in (one.request_id, one.request_id[:31], "mine", ""):
+            assert ledger.find(BOB, stranger) is None
+        assert ledger.find(ALICE, one.request_id[:31]) is None
+        if ledger.is_live(one):
+            ledger.end(one)
+    assert ledger.live() == []
+
+
+def test_of_one_name_the_live_one_is_meant_and_else_the_latest() -> None:
+    ledger = RequestLedger()
+    first, second, third = record("x"), record("x"), record("x")
+    ledger.begin(first)
+    ledger.end(first)
+    assert ledger.find(ALICE, "x") is first
+    ledger.begin(second)
+    assert ledger.find(ALICE, "x") is second
+    ledger.begin(third)
+    with pytest.raises(AmbiguousNameError, match="2 live requests have this name"):
+        ledger.find(ALICE, "x")
+    ledger.end(second)
+    assert ledger.find(ALICE, "x") is third
+    ledger.end(third)
+    assert ledger.find(ALICE, "x") is third
+
+
+def test_what_a_client_calls_like_anothers_id_is_not_that_request() -> None:
+    ledger = RequestLedger()
+    victim = record()
+    ledger.begin(victim)
+    fake = record(victim.request_id, owner="bob")
+    ledger.begin(fake)
+    assert ledger.find(BOB, victim.request_id) is fake
+    assert ledger.find(ALICE, victim.request_id) is victim
+
+
+def test_the_ledger_forgets_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "MAX_ENDED", 3)
+    ledger = RequestLedger()
+    records = [record("x" if index % 2 else "") for index in range(10)]
+    for each in records:
+        ledger.begin(each)
+        ledger.end(each)
+    found = [ledger.find(ALICE, each.request_id) is not None for each in records]
+    assert found == [False] * 7 + [True] * 3
+    assert ledger.find(ALICE, "x") is records[9]
+    assert sum(len(ids) for ids in ledger._named.values()) == 2
+    for each in (record() for _ in range(3)):
+        ledger.begin(each)
+        ledger.end(each)
+    assert ledger._named == {}
