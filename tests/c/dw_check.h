@@ -28,7 +28,7 @@
                          got_, want_);                                         \
     } while (0)
 
-/* Evaluates the predicate until it holds; fails after 10 s. Not a sleep for
+/* Evaluates the predicate until it holds; fails after 40 s. Not a sleep for
  * luck: it goes on as soon as it may. */
 #define WAIT_UNTIL(predicate)                                         \
     do {                                                              \
@@ -40,6 +40,9 @@
 /* Ends the test's process, from whichever thread. */
 __attribute__((noreturn, format(printf, 3, 4))) void
 dw_test_fail(const char *file, int line, const char *format, ...);
+
+/* Ends the test's process, which then has passed, and says why it did no more. */
+__attribute__((noreturn)) void dw_test_skip(const char *why);
 
 bool dw_test_same(const char *a, const char *b);
 uint64_t dw_test_deadline_ns(void);

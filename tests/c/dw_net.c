@@ -25,8 +25,10 @@ static net_pair open_inet(int family)
         length = sizeof(struct sockaddr_in6);
     }
     int listener = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    CHECK(listener >= 0);
-    CHECK_EQ(bind(listener, (struct sockaddr *)&address, length), 0);
+    int rc = bind(listener, (struct sockaddr *)&address, length);
+    if (rc && family == AF_INET6)
+        dw_test_skip("this machine has no IPv6 loopback");
+    CHECK_EQ(rc, 0);
     CHECK_EQ(listen(listener, 1), 0);
     CHECK_EQ(getsockname(listener, (struct sockaddr *)&address, &length), 0);
     net_pair pair;

@@ -11,7 +11,7 @@
 #include "dw_gate.h"
 
 #define MAX_TESTS    1000
-#define TEST_LIMIT_S 60
+#define TEST_LIMIT_S 180
 
 /* In a forked child ThreadSanitizer has two threads. */
 #ifdef __SANITIZE_THREAD__

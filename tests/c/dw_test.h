@@ -1,6 +1,6 @@
 /* A test program in one header and one file: TEST registers, main runs.
  *
- * Every test runs in a process of its own, so that a crash, a hang (60 s) or a
+ * Every test runs in a process of its own, so that a crash, a hang (180 s) or a
  * stray thread fails that test alone. After it the process must have as many
  * open fds and threads as before it.
  *

@@ -369,7 +369,7 @@ def test_leave_that_comes_through_a_proxy_is_found_with_what_it_added() -> None:
     assert {finding.status for finding in found.values()} == {Status.OK}
 
 
-@pytest.mark.skipif(path_of("nginx") is None, reason="nginx is not here: make test-programs")
+@pytest.mark.skipif(not path_of("nginx"), reason="nginx is not here: make test-programs")
 def test_leave_of_a_client_of_nginx_comes_through(tmp_path: Path) -> None:
     found = behind_proxy(nginx=tmp_path)
     # Its default towards a server.

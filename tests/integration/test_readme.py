@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.net import wait_until
+from tests.support.net import held_port, wait_until
 
 README = Path(__file__).parents[2] / "README.md"
-PORT = 8888
+PORT = "8888"
 
 
 def drop_in_source() -> str:
@@ -22,42 +22,46 @@ def drop_in_source() -> str:
     return str(source)
 
 
-def is_listening() -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", PORT), 1):
+def is_listening(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
         return True
     return False
 
 
 @pytest.fixture
-def drop_in() -> Iterator[subprocess.Popen[str]]:
-    """The README's server in a process of its own, listening."""
-    if is_listening():
-        pytest.skip(f"port {PORT} of the README's example is taken")
-    with subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", drop_in_source()],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as server:
-        wait_until(lambda: is_listening() or server.poll() is not None)
-        yield server
+def drop_in() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """The README's server in a process of its own, on another port, listening."""
+    source = drop_in_source()
+    assert source.count(PORT) == 1
+    with (
+        held_port() as port,
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", source.replace(PORT, str(port))],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as server,
+    ):
+        wait_until(lambda: is_listening(port) or server.poll() is not None)
+        yield server, port
         server.kill()
         assert server.stderr is not None
         assert not server.stderr.read()
 
 
 def test_drop_in_example_serves_who_stays_and_stops_for_who_leaves(
-    drop_in: subprocess.Popen[str],
+    drop_in: tuple[subprocess.Popen[str], int],
 ) -> None:
-    with socket.create_connection(("127.0.0.1", PORT), 30) as stays:
+    server, port = drop_in
+    with socket.create_connection(("127.0.0.1", port), 40) as stays:
         stays.sendall(b"a\n")
-        with socket.create_connection(("127.0.0.1", PORT), 30) as leaves:
+        with socket.create_connection(("127.0.0.1", port), 40) as leaves:
             leaves.sendall(b"b\n")
             assert leaves.recv(2) == b"b\n"
             # Not close(): the next word may be there unread, and would make it a reset.
             leaves.shutdown(socket.SHUT_WR)
-            assert drop_in.stdout is not None
-            assert drop_in.stdout.readline() == "stopped: fin\n"
+            assert server.stdout is not None
+            assert server.stdout.readline() == "stopped: fin\n"
         answer = b"".join(iter(lambda: stays.recv(4096), b""))
     assert answer == b"a\n" * 300
 

@@ -22,6 +22,7 @@ from disconnect_watch.server import bind
 from tests.support.command import FREE_PORTS, running
 from tests.support.net import held_port, vanish, wait_until
 from tests.support.serve import Client
+from tests.support.tools import path_of
 
 STREAM = "/v2/models/tiny/generate_stream"
 ENDLESS = {"text_input": "The class", "max_tokens": 100_000, "ignore_eos": True}
@@ -81,6 +82,7 @@ def test_a_server_does_not_outlive_a_test_run_that_is_killed() -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.skipif(not path_of("curl"), reason="curl is not here: make test-programs")
 def test_an_interrupted_curl_shows_in_the_metrics_and_sigterm_ends_in_order(
     endless: tuple[str, ...],
 ) -> None:

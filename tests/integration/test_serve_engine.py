@@ -17,6 +17,7 @@ import pytest
 
 from disconnect_watch.engine import Outcome
 from disconnect_watch.token import Reason
+from tests.support import tools
 from tests.support.engine import make_engine
 from tests.support.gate import gated
 from tests.support.net import wait_until
@@ -303,6 +304,7 @@ def test_a_killed_client_process_is_a_leave(serving: Serving, route: str) -> Non
     assert outcome.reason in LEAVES["fin"][1]
 
 
+@pytest.mark.skipif(not tools.path_of("curl"), reason="curl is not here: make test-programs")
 @routes
 def test_curl_interrupted_is_a_leave(serving: Serving, route: str) -> None:
     url = f"http://127.0.0.1:{serving.port}{path_of(route)}"

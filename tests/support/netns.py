@@ -68,20 +68,20 @@ def cable() -> Iterator[Cable]:
         pytest.skip("two network namespaces: no ip command")
     names = {side: f"dw-{os.getpid()}-{side}" for side in _ADDRESS}
     with contextlib.ExitStack() as stack:
-        for name in names.values():
-            try:
+        try:
+            for name in names.values():
                 _ip("netns", "add", name)
-            except subprocess.CalledProcessError as error:
-                pytest.skip(f"two network namespaces: {error.stderr.strip()}")
-            stack.callback(_ip, "netns", "del", name)
-        # The queue of a cable's own end holds what the other end does not take.
-        _ip(
-            *("-n", names["server"], "link", "add", "cable", "type", "veth"),
-            *("peer", "name", "cable", "netns", names["client"]),
-        )
-        for side, name in names.items():
-            _ip("-n", name, "address", "add", f"{_ADDRESS[side]}/24", "dev", "cable")
-            _ip("-n", name, "link", "set", "cable", "up")
+                stack.callback(_ip, "netns", "del", name)
+            # The queue of a cable's own end holds what the other end does not take.
+            _ip(
+                *("-n", names["server"], "link", "add", "cable", "type", "veth"),
+                *("peer", "name", "cable", "netns", names["client"]),
+            )
+            for side, name in names.items():
+                _ip("-n", name, "address", "add", f"{_ADDRESS[side]}/24", "dev", "cable")
+                _ip("-n", name, "link", "set", "cable", "up")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"two network namespaces: {error.stderr.strip()}")
         yield Cable(names)
 
 

@@ -10,7 +10,7 @@ import pytest
 from disconnect_watch.server import Frontend, FrontendOptions, ServeOptions, bind
 from disconnect_watch.server.run import MAX_HEAD_BYTES, make_server
 from tests.support.backends import ScriptedBackend
-from tests.support.net import wait_until
+from tests.support.net import listener, wait_until
 from tests.support.serve import Client, metrics_of, serving_frontend
 
 
@@ -28,6 +28,8 @@ def test_an_address_that_is_none_is_named_in_the_error() -> None:
 
 
 def test_an_ipv6_address_is_taken() -> None:
+    with listener("tcp6"):
+        pass
     with bind("::1", 0) as sock:
         assert sock.family is socket.AF_INET6
 
