@@ -188,9 +188,11 @@ def test_sender_sends_until_its_last_response() -> None:
 )
 def test_sender_refuses_what_is_no_response(response: Any, flags: int, message: str) -> None:
     sent: list[Any] = []
+    one = sender(sent)
     with pytest.raises(pb_utils.TritonModelException, match=message):
-        sender(sent).send(response, flags)
+        one.send(response, flags)
     assert sent == []
+    one.finish()
 
 
 def test_sender_of_a_model_with_one_response_sends_one() -> None:

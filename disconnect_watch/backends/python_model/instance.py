@@ -197,7 +197,13 @@ class Instance:
             raise
 
     def execute(self, batch: list[Pending]) -> None:
-        """Give it a batch; it must be idle."""
+        """Give it a batch; it must be idle.
+
+        Raises:
+            OverflowError, ValueError: a parameter or name can't be told to another process;
+                nothing was sent.
+            MemoryError: there is no room for the tensors; nothing was sent.
+        """
         process = self._process
         assert process is not None
         arena = process.arena
@@ -207,7 +213,6 @@ class Instance:
             request = pending.request
             pending.dispatched_ns = now_ns
             pending.number = next(self._numbers)
-            self._in_flight[pending.number] = pending
             token = request.cancel
             packed.append(
                 (
@@ -223,8 +228,9 @@ class Instance:
                     [pack_tensor(tensor, arena) for tensor in (*request.inputs, *pending.controls)],
                 )
             )
-        self._batch = batch
         process.send(Kind.EXECUTE, packed)
+        self._batch = batch
+        self._in_flight.update((pending.number, pending) for pending in batch)
 
     def sweep(self) -> None:
         """Look whether all that it has was cancelled."""

@@ -28,7 +28,7 @@ from disconnect_watch.backends.sequences import SequenceQueue
 from disconnect_watch.backends.statistics import ModelStatistics
 from disconnect_watch.backends.sweeper import Sweeper
 from disconnect_watch.backends.tally import Tally
-from disconnect_watch.backends.validate import Validator
+from disconnect_watch.backends.validate import Validator, prefix_of
 from disconnect_watch.backends.warmup import warmup_requests
 from disconnect_watch.token import Reason
 
@@ -266,12 +266,20 @@ class PythonModel:
                 if instance.is_idle:
                     batch, due_ns = self._take(now_ns, index)
                     if batch:
-                        instance.execute(batch)
+                        self._execute(instance, batch)
         self.statistics.num_pending = len(queue)
         deadline_ns = queue.next_deadline_ns()
         if deadline_ns and (not due_ns or deadline_ns < due_ns):
             due_ns = deadline_ns
         self._arm(due_ns, now_ns)
+
+    def _execute(self, instance: Instance, batch: list[Pending]) -> None:
+        try:
+            instance.execute(batch)
+        except (MemoryError, OverflowError, ValueError) as error:
+            for pending in batch:
+                message = f"{prefix_of(pending.request)}the request can't be sent: {error}"
+                self._end(pending, InferError(Code.INVALID_ARG, message), "OTHER")
 
     def _take(self, now_ns: int, instance: int) -> tuple[list[Pending], int]:
         """The next batch, without those that were cancelled while they waited."""

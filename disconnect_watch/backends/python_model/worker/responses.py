@@ -38,6 +38,15 @@ class InferenceResponse:
                 raise TritonModelException(
                     f"an output tensor is {type(tensor).__name__}, it must be a Tensor"
                 )
+        for name, value in (parameters or {}).items():
+            if not isinstance(name, str) or not isinstance(value, str | int | bool | float):
+                raise TritonModelException(
+                    f"response parameter {name!r} is {value!r}, it must be a string, number or bool"
+                )
+            if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+                raise TritonModelException(
+                    f"response parameter '{name}' is {value}, it must have no more than 64 bits"
+                )
         self._output_tensors = list(output_tensors)
         if error is not None and not isinstance(error, TritonError):
             error = TritonError(str(error))
@@ -119,9 +128,19 @@ class InferenceResponseSender:
                     "Unable to send response. Non-decoupled model cannot send more than one "
                     "response."
                 )
+            self._send(response, bool(flags))
             self._num_sent += response is not None
             self._is_final = bool(flags)
-            self._send(response, self._is_final)
+
+    def finish(self) -> None:
+        """The request was answered without it."""
+        self._is_final = True
+
+    def __del__(self) -> None:
+        # Nobody can send the last response any more, and its client would wait for ever.
+        if (self.is_taken or self.is_decoupled) and not self._is_final:
+            error = TritonError("the model let go of its response sender before the last response")
+            self._send(InferenceResponse([], error), True)
 
     def is_cancelled(self) -> bool:
         """Whether nobody waits for the answer any more. A load of one word of memory."""

@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from disconnect_watch.backends.python_model.messages import pack_error, pack_tensor, unpack_tensor
@@ -18,6 +18,9 @@ from disconnect_watch.backends.python_model.worker.responses import (
 )
 
 __all__ = ["Runner"]
+
+#: What ``execute`` is called with: index in the batch, request, and what answers it.
+Running = Sequence[tuple[int, InferenceRequest, InferenceResponseSender]]
 
 
 class Runner:
@@ -108,7 +111,7 @@ class Runner:
 
     def _run(
         self,
-        running: list[tuple[int, InferenceRequest, InferenceResponseSender]],
+        running: Running,
         packed: list[Any],
         answers: list[Any],
     ) -> None:
@@ -117,7 +120,7 @@ class Runner:
             result = self._model.execute(requests)
             if inspect.isawaitable(result):
                 if self._is_decoupled:
-                    self._background().call_soon_threadsafe(self._detach, result, running)
+                    self._background().call_soon_threadsafe(self._detach, result, tuple(running))
                     return
                 result = asyncio.run(_awaited(result))
             self._take(result, running, packed, answers)
@@ -127,7 +130,7 @@ class Runner:
     def _take(
         self,
         result: Any,
-        running: list[tuple[int, InferenceRequest, InferenceResponseSender]],
+        running: Running,
         packed: list[Any],
         answers: list[Any],
     ) -> None:
@@ -155,7 +158,15 @@ class Runner:
                     f"Expected an 'InferenceResponse' object in the execute function return list, "
                     f"found type '{type(response)}'."
                 )
-            answers[index] = self._pack(response, packed[index][8])
+            answers[index] = self._packed_or_error(response, packed[index][8])
+            sender.finish()
+
+    def _packed_or_error(self, response: InferenceResponse, requested: list[str]) -> Any:
+        """A response that can't be sent fails its own request alone."""
+        try:
+            return self._pack(response, requested)
+        except Exception as error:
+            return self._pack(InferenceResponse([], self._failure(error)), requested)
 
     def _failure(self, error: Exception) -> TritonError:
         return TritonError(
@@ -165,7 +176,7 @@ class Runner:
 
     def _fail(
         self,
-        running: list[tuple[int, InferenceRequest, InferenceResponseSender]],
+        running: Running,
         answers: list[Any] | None,
         error: TritonError,
     ) -> None:
@@ -176,6 +187,7 @@ class Runner:
                 continue
             if answers is not None and not self._is_decoupled and not sender.is_taken:
                 answers[index] = self._pack(response, [])
+                sender.finish()
             else:
                 sender.send(response, flags=1)
 
@@ -189,7 +201,7 @@ class Runner:
     def _detach(
         self,
         result: Any,
-        running: list[tuple[int, InferenceRequest, InferenceResponseSender]],
+        running: Running,
     ) -> None:
         task = asyncio.ensure_future(_awaited(result))
         self._tasks.add(task)
@@ -200,7 +212,7 @@ class Runner:
     def _ended(
         self,
         task: "asyncio.Future[Any]",
-        running: list[tuple[int, InferenceRequest, InferenceResponseSender]],
+        running: Running,
     ) -> None:
         self._tasks.discard(task)
         error = task.exception()
