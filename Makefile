@@ -6,6 +6,7 @@ VENV ?= .venv
 PORT ?= 8000
 METRICS_PORT ?= 8002
 MODEL ?=
+MODEL_REPOSITORY ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -18,12 +19,13 @@ FORMATTED := $(wildcard tests/native/*.cpp \
 STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
 	-Wstrict-prototypes -Wmissing-prototypes -Werror -Idisconnect_watch/include
 
-.PHONY: serve test test-py test-all test-c test-programs matrix matrix-proxies matrix-clients matrix-servers stress-core stress-engine sanitize tsan valgrind fuzz mutants \
+.PHONY: serve test test-py test-all test-c test-programs matrix matrix-proxies matrix-clients matrix-servers stress-core stress-engine sanitize tsan valgrind fuzz mutants conformance \
 	lint types fmt build dev bench bench-quick gpu test-core test-pythons wheel ci clean
 
 serve: $(VENV)/.serve
 	$(BIN)/disconnect-watch serve --http-port $(PORT) --metrics-port $(METRICS_PORT) \
-		$(if $(MODEL),--model "$(MODEL)")
+		$(if $(MODEL),--model "$(MODEL)") \
+		$(if $(MODEL_REPOSITORY),--model-repository "$(MODEL_REPOSITORY)")
 
 test: test-py test-c
 
@@ -97,6 +99,10 @@ fuzz:
 # Takes each guard of tests/mutants.toml out and sees its test fail: half an hour.
 mutants: $(VENV)/.dev
 	$(BIN)/python -m tests.mutants
+
+# What a real Triton was asked and answered, asked of our server.
+conformance: $(VENV)/.dev
+	$(BIN)/python -m tests.triton.conformance
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

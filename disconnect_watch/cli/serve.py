@@ -3,16 +3,22 @@
 import contextlib
 import json
 import logging
+import math
 import os
+import re
 import socket
 import sys
+from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from disconnect_watch.cli._app import app, fail, typer
 from disconnect_watch.keys import KeyRing
 from disconnect_watch.ports import bind, bind_unix
+
+if TYPE_CHECKING:
+    from disconnect_watch.server import Frontend
 
 __all__ = ["serve"]
 
@@ -23,6 +29,21 @@ class HalfCloseOption(StrEnum):
     DISCONNECT = "disconnect"
     PROBE = "probe"
     IGNORE = "ignore"
+
+
+class ControlModeOption(StrEnum):
+    """When models are loaded: all at the start; as clients say; as the directory changes."""
+
+    NONE = "none"
+    EXPLICIT = "explicit"
+    POLL = "poll"
+
+
+class BoolOption(StrEnum):
+    """What Triton's options take: ``--strict-readiness=false``."""
+
+    TRUE = "true"
+    FALSE = "false"
 
 
 class LogLevel(StrEnum):
@@ -39,7 +60,10 @@ def serve(
     *,
     model: Annotated[
         Path | None,
-        typer.Option(help="Hugging Face directory; without it the small model of the package."),
+        typer.Option(
+            help="Hugging Face directory; without it, and without a model repository, the small "
+            "model of the package."
+        ),
     ] = None,
     model_name: Annotated[
         str | None, typer.Option(help="Name in URLs; without it the directory's.")
@@ -47,11 +71,63 @@ def serve(
     chat_template: Annotated[
         Path | None, typer.Option(help="Jinja file to take for the model's own chat template.")
     ] = None,
+    model_repository: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--model-repository",
+            "--model-store",
+            help="Directory of models as Triton's, once for each.",
+        ),
+    ] = None,
+    model_control_mode: Annotated[
+        ControlModeOption,
+        typer.Option(help="Load all at the start, what clients ask for, or what changes."),
+    ] = ControlModeOption.NONE,
+    load_model: Annotated[
+        list[str] | None,
+        typer.Option(help="To load at the start in mode explicit, once for each; * for all."),
+    ] = None,
+    repository_poll_secs: Annotated[
+        float, typer.Option(min=0.1, help="Between two looks in mode poll.")
+    ] = 15.0,
+    disable_auto_complete_config: Annotated[
+        bool, typer.Option("--disable-auto-complete-config", help="Take config.pbtxt as it is.")
+    ] = False,
+    exit_on_error: Annotated[
+        BoolOption, typer.Option(help="Do not serve if a model can't be loaded.")
+    ] = BoolOption.TRUE,
+    strict_readiness: Annotated[
+        BoolOption, typer.Option(help="Not ready while a model is not.")
+    ] = BoolOption.TRUE,
+    kill_after: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds after which a model that ignores a cancel is stopped."),
+    ] = None,
     http_address: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     http_port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     metrics_port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8002,
+    http_restricted_api: Annotated[
+        list[str] | None,
+        typer.Option(help="<category>[,<category>]:<header>=<value>, once for each."),
+    ] = None,
+    http_header_forward_pattern: Annotated[
+        str | None, typer.Option(help="Regular expression of headers that models get.")
+    ] = None,
+    allow_client_shm: Annotated[
+        BoolOption, typer.Option(help="Let clients have tensors in shared memory.")
+    ] = BoolOption.FALSE,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Answer in all as Triton: 400 for what was cancelled."),
+    ] = False,
     grace: Annotated[
-        float, typer.Option(min=0, help="Seconds that running requests get at a shutdown.")
+        float,
+        typer.Option(
+            "--grace",
+            "--exit-timeout-secs",
+            min=0,
+            help="Seconds that running requests get at a shutdown.",
+        ),
     ] = 5.0,
     half_close: Annotated[
         HalfCloseOption, typer.Option(help="What a client's FIN means: left, find out, nothing.")
@@ -66,11 +142,17 @@ def serve(
     disconnect_grace: Annotated[
         float, typer.Option(min=0, help="Seconds that a request may go on without its client.")
     ] = 0.0,
+    no_cancel_on_disconnect: Annotated[
+        bool,
+        typer.Option("--no-cancel-on-disconnect", help="Let requests end without their client."),
+    ] = False,
     max_queue: Annotated[int, typer.Option(min=1, help="Requests that may wait.")] = 1024,
     max_num_seqs: Annotated[
         int, typer.Option(min=1, help="Requests that run at the same time.")
     ] = 64,
-    max_body_bytes: Annotated[int, typer.Option(min=1, help="Of one request.")] = 1 << 26,
+    max_body_bytes: Annotated[
+        int, typer.Option("--max-body-bytes", "--http-max-input-size", min=1, help="Of a request.")
+    ] = 1 << 26,
     request_timeout: Annotated[
         float | None,
         typer.Option(min=0, help="Seconds for a request that brings no limit of its own."),
@@ -83,8 +165,11 @@ def serve(
         Path | None, typer.Option(help="Unix socket whose clients are the admin.")
     ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="Of the JSON lines.")] = LogLevel.INFO,
+    log_verbose: Annotated[
+        int, typer.Option(min=0, help="Triton's word for --log-level debug, if not 0.")
+    ] = 0,
 ) -> None:
-    """Serve a model over HTTP until SIGTERM or Ctrl-C.
+    """Serve models over HTTP until SIGTERM or Ctrl-C.
 
     One line on standard error says where and gives a curl to try; the rest of it is log
     lines in JSON, one for each request.
@@ -102,60 +187,111 @@ def serve(
         ):
             try:
                 from disconnect_watch.backends.engine import EngineBackend
+                from disconnect_watch.backends.repository import ModelRepository
                 from disconnect_watch.engine import DEFAULT_MODEL, CheckpointError, EngineConfig
-                from disconnect_watch.server import ServeOptions
+                from disconnect_watch.server import FrontendOptions, ServeOptions
                 from disconnect_watch.server import serve as serve_until_signal
                 from disconnect_watch.server.guard import Gatekeeper
                 from disconnect_watch.server.logs import configure_logging
+                from disconnect_watch.server.run import ModelsFailedError
+                from disconnect_watch.server.v2.restricted import parse_restrictions
             except ImportError as error:
                 fail(f"{error}; install it with: pip install 'disconnect-watch[server]'")
 
-            configure_logging(log_level.value)
+            configure_logging("debug" if log_verbose else log_level.value)
             gatekeeper = Gatekeeper(keys)
-            config = EngineConfig(
-                max_queue=max_queue,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max(512, max_num_seqs),
-            )
             try:
-                backend = EngineBackend.from_pretrained(
-                    model or DEFAULT_MODEL,
-                    name=model_name,
-                    config=config,
-                    chat_template=chat_template,
-                )
-            except CheckpointError as error:
-                fail(str(error))
-            serve_until_signal(
-                backend,
-                http=http,
-                metrics=metrics,
-                options=ServeOptions(
+                options = ServeOptions(
                     grace=grace,
                     half_close=half_close.value,
                     vanish_after=vanish_after,
                     unblind=unblind,
-                    disconnect_grace=disconnect_grace,
-                    max_body_bytes=max_body_bytes,
-                    request_timeout=request_timeout,
-                ),
-                gatekeeper=gatekeeper,
-                admin=admin,
-                announce=lambda: _announce(backend.name, http, metrics, gatekeeper.admin_token),
-            )
+                    disconnect_grace=math.inf if no_cancel_on_disconnect else disconnect_grace,
+                    exit_on_error=exit_on_error is BoolOption.TRUE,
+                    frontend=FrontendOptions(
+                        max_body_bytes=max_body_bytes,
+                        request_timeout=request_timeout,
+                        strict=strict,
+                        strict_readiness=strict_readiness is BoolOption.TRUE,
+                        allow_client_shm=allow_client_shm is BoolOption.TRUE,
+                        header_forward_pattern=_pattern(http_header_forward_pattern),
+                        restrictions=parse_restrictions(http_restricted_api or ()),
+                    ),
+                )
+                backend = None
+                if model or not model_repository:
+                    backend = EngineBackend.from_pretrained(
+                        model or DEFAULT_MODEL,
+                        name=model_name,
+                        config=EngineConfig(
+                            max_queue=max_queue,
+                            max_num_seqs=max_num_seqs,
+                            max_num_batched_tokens=max(512, max_num_seqs),
+                        ),
+                        chat_template=chat_template,
+                    )
+            except (CheckpointError, ValueError) as error:
+                fail(str(error))
+
+            def open_models() -> AbstractAsyncContextManager[ModelRepository | None]:
+                if not model_repository:
+                    return contextlib.nullcontext()
+                return ModelRepository(
+                    *model_repository,
+                    mode=model_control_mode.value,
+                    load_models=load_model or (),
+                    poll_seconds=repository_poll_secs,
+                    auto_complete=not disable_auto_complete_config,
+                    kill_after=kill_after,
+                    grace=grace,
+                )
+
+            try:
+                serve_until_signal(
+                    backend,
+                    http=http,
+                    metrics=metrics,
+                    options=options,
+                    open_models=open_models,
+                    gatekeeper=gatekeeper,
+                    admin=admin,
+                    announce=lambda frontend: _announce(
+                        frontend, http, metrics, gatekeeper.admin_token
+                    ),
+                )
+            except (ModelsFailedError, ValueError) as error:
+                fail(str(error))
     except OSError as error:
         # What bind says is whole; of a file the name stands beside it.
         fail(str(error) if error.filename or not error.strerror else error.strerror)
 
 
+def _pattern(text: str | None) -> re.Pattern[str] | None:
+    if not text:
+        return None
+    try:
+        return re.compile(text, re.IGNORECASE)
+    except re.error as error:
+        fail(f"--http-header-forward-pattern {text!r} is no regular expression: {error}")
+
+
 def _announce(
-    name: str, http: socket.socket, metrics: socket.socket, admin_token: str | None
+    frontend: "Frontend", http: socket.socket, metrics: socket.socket, admin_token: str | None
 ) -> None:
-    url, metrics_url = _url(http), _url(metrics)
-    body = json.dumps({"text_input": "The class", "max_tokens": 2000, "temperature": 0.8})
+    url = _url(http)
+    engines = list(frontend.backends)
+    models = frontend.models.index(ready=True) if frontend.models else ()
+    names = [*engines, *sorted({entry.name for entry in models})]
+    if engines:
+        body = json.dumps({"text_input": "The class", "max_tokens": 2000, "temperature": 0.8})
+        example = f"curl -N {url}/v2/models/{engines[0]}/generate_stream -d '{body}'"
+    elif names:
+        example = f"curl {url}/v2/models/{names[0]}"
+    else:
+        example = f"curl -X POST {url}/v2/repository/index"
     print(
-        f"serving {name} on {url}, metrics on {metrics_url}/metrics; try: "
-        f"curl -N {url}/v2/models/{name}/generate_stream -d '{body}'",
+        f"serving {', '.join(names) or 'no model yet'} on {url}, "
+        f"metrics on {_url(metrics)}/metrics; try: {example}",
         file=sys.stderr,
         flush=True,
     )
@@ -165,7 +301,7 @@ def _announce(
     logging.getLogger("disconnect_watch.server").info(
         "serving",
         extra={
-            "model": name,
+            "model": names[0] if len(names) == 1 else names,
             "http_port": http.getsockname()[1],
             "metrics_port": metrics.getsockname()[1],
         },

@@ -103,9 +103,9 @@ def create_app(
 
 
 def create_metrics_app(metrics: Metrics) -> ASGIApp:
-    """The application of the metrics port: ``/metrics`` and nothing else."""
+    """The application of the metrics port: ``/metrics``, and a root to look whether it is there."""
     app = Starlette(
-        routes=[_route("GET", "/metrics", scrape)],
+        routes=[_route("GET", "/metrics", scrape), _route("GET", "/", root)],
         exception_handlers={HTTPException: answer_http_error},
     )
     app.state.metrics = metrics
@@ -116,6 +116,11 @@ async def scrape(request: Request) -> Response:
     """All metrics, in Prometheus' text format."""
     metrics: Metrics = request.app.state.metrics
     return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+async def root(request: Request) -> Response:
+    """Nothing, as Triton."""
+    return Response(media_type="text/plain")
 
 
 def _route(method: str, path: str, endpoint: Endpoint) -> Route:

@@ -7,6 +7,7 @@ programs that match on them keep working.
 import json
 import math
 import re
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -68,7 +69,7 @@ def _locate(body: bytes, fallback: str) -> str:
         for start, message in _MESSAGES:
             if error.msg.startswith(start):
                 return f"{message} at {offset}"
-        return f"Invalid value. at {offset}"
+        return f"Invalid value. at {offset + _num_matching(text[error.pos :])}"
     except (ValueError, RecursionError):
         pass
     # What only msgspec refuses: NaN and Infinity, numbers that fit no double.
@@ -78,6 +79,15 @@ def _locate(body: bytes, fallback: str) -> str:
         if not token[0].startswith(b'"') and math.isinf(float(token[0])):
             return f"Number too big to be stored in double. at {token.start()}"
     return fallback
+
+
+def _num_matching(text: str) -> int:
+    """How far RapidJSON reads into a word that is not quite one of JSON's."""
+    for word in ("true", "false", "null"):
+        if text.startswith(word[0]):
+            same = (a == b for a, b in zip(word, text, strict=False))
+            return len(list(takewhile(bool, same)))
+    return 0
 
 
 def _refuse_constant(name: str) -> None:

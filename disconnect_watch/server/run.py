@@ -5,8 +5,8 @@ import logging
 import math
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
 from types import FrameType
 
 import uvicorn
@@ -16,6 +16,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from disconnect_watch.adapters.uvicorn import HalfClose, HttpTools
 from disconnect_watch.aio import grace
 from disconnect_watch.backends import Backend
+from disconnect_watch.backends.models import Models
+from disconnect_watch.errors import DisconnectWatchError
 from disconnect_watch.ports import listen
 from disconnect_watch.server.app import create_app, create_metrics_app
 from disconnect_watch.server.frontend import Frontend
@@ -24,12 +26,21 @@ from disconnect_watch.server.metrics import Metrics
 from disconnect_watch.server.options import FrontendOptions
 from disconnect_watch.watcher import Watcher, default_watcher
 
-__all__ = ["FrontendProtocol", "FrontendServer", "ServeOptions", "make_server", "serve"]
+__all__ = [
+    "FrontendProtocol",
+    "FrontendServer",
+    "ModelsFailedError",
+    "ServeOptions",
+    "make_server",
+    "serve",
+]
 
 #: Seconds that a client gets to take the last words of a response that a shutdown cut short.
 FLUSH = 1.0
-#: Of one request's line and headers, beyond the read in which they begin.
+#: Of one request's headers; of what is still coming, beyond the read in which it begins.
 MAX_HEAD_BYTES = 1 << 16
+#: Seconds that no request takes; a timer can't wait without end.
+FOREVER = 1e8
 #: Seconds between looks while a shutdown waits.
 TICK = 0.05
 
@@ -45,10 +56,11 @@ class ServeOptions:
         half_close: what a client's FIN means, see ``HttpTools``, as for the next two.
         vanish_after: seconds after which a silent client is gone; None asks for no sign.
         unblind: bytes; None leaves receive buffers alone.
-        disconnect_grace: seconds that a request may go on without its client.
-        max_body_bytes: of a request.
-        request_timeout: seconds for a request that brings no limit of its own.
+        disconnect_grace: seconds that a request may go on without its client; infinity for
+            to its end.
         keep_alive: seconds after which an idle connection is closed.
+        frontend: what it allows, and how it answers.
+        exit_on_error: do not serve if a model can't be loaded.
     """
 
     grace: float = 5.0
@@ -56,9 +68,13 @@ class ServeOptions:
     vanish_after: float | None = None
     unblind: int | None = None
     disconnect_grace: float = 0.0
-    max_body_bytes: int = 1 << 26
-    request_timeout: float | None = None
     keep_alive: int = 75
+    frontend: FrontendOptions = field(default_factory=FrontendOptions)
+    exit_on_error: bool = True
+
+
+class ModelsFailedError(DisconnectWatchError):
+    """Models that were to be served can't be."""
 
 
 class NoUpgrades(HttpToolsProtocol):
@@ -79,25 +95,32 @@ class FrontendProtocol(NoUpgrades, HttpTools):
     """
 
     _read_bytes = 0
+    _first_bytes = 0
     _head_bytes: int | None = None
 
     def on_message_begin(self) -> None:
         # The read in which a head begins is not counted: who pipelines may have sent
         # most of it as the body of the request before.
-        self._head_bytes = -self._read_bytes
+        self._first_bytes, self._head_bytes = self._read_bytes, 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        # What one read brought from beginning to end was never counted. The headers are
+        # measured only where there were enough bytes for them to be too large.
+        if self._first_bytes + (self._head_bytes or 0) > MAX_HEAD_BYTES and (
+            sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES
+        ):
+            raise ValueError("the head is too large")  # uvicorn calls send_400_response
         self._head_bytes = None
         super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
         self._read_bytes = len(data)
-        super().data_received(data)
         if self._head_bytes is not None:
             self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self.transport.close()
+        super().data_received(data)
+        if self._head_bytes is not None and self._head_bytes > MAX_HEAD_BYTES:
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         self.transport.close()
@@ -179,7 +202,7 @@ def make_server(
         gatekeeper: see ``create_app``.
         announce: called once requests are taken.
     """
-    seconds = options.disconnect_grace
+    seconds = min(options.disconnect_grace, FOREVER)
     protocol = type(
         "FrontendProtocol",
         (FrontendProtocol,),
@@ -200,26 +223,29 @@ def make_server(
 
 
 def serve(
-    backend: Backend,
+    backend: Backend | None,
     *,
     http: socket.socket,
     metrics: socket.socket,
     options: ServeOptions,
+    open_models: Callable[[], AbstractAsyncContextManager[Models | None]] = nullcontext,
     gatekeeper: Gatekeeper | None = None,
     admin: socket.socket | None = None,
-    announce: Callable[[], None] = lambda: None,
+    announce: Callable[[Frontend], None] = lambda _: None,
 ) -> None:
-    """Serve one model until SIGTERM or SIGINT; returns after an orderly end.
+    """Serve until SIGTERM or SIGINT; returns after an orderly end.
 
     Args:
-        backend: closed at the end.
+        backend: an engine; closed at the end.
         http, metrics: from ``bind``; closed at the end.
+        open_models: called on the loop for the models that take tensors.
         gatekeeper: knows who calls; None needs no keys.
         admin: from ``bind_unix``; whoever connects to it is the admin. Closed at the end.
         announce: called once requests are taken.
 
     Raises:
         OSError: says on which address it cannot listen.
+        ModelsFailedError: says which models can't be loaded, and why.
 
     Threads: the main thread, which gets the signals.
     """
@@ -230,9 +256,12 @@ def serve(
         if admin is not None:
             admin.listen()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(backend, http, metrics, options, gatekeeper, admin, announce))
+            runner.run(
+                _serve(backend, http, metrics, options, open_models, gatekeeper, admin, announce)
+            )
     finally:
-        backend.close()
+        if backend is not None:
+            backend.close()
         http.close()
         metrics.close()
         if admin is not None:
@@ -240,28 +269,39 @@ def serve(
 
 
 async def _serve(
-    backend: Backend,
+    backend: Backend | None,
     http: socket.socket,
     metrics_socket: socket.socket,
     options: ServeOptions,
+    open_models: Callable[[], AbstractAsyncContextManager[Models | None]],
     gatekeeper: Gatekeeper | None,
     admin: socket.socket | None,
-    announce: Callable[[], None],
+    announce: Callable[[Frontend], None],
 ) -> None:
-    frontend = Frontend(
-        backend,
-        options=FrontendOptions(
-            max_body_bytes=options.max_body_bytes, request_timeout=options.request_timeout
-        ),
-    )
-    metrics = Metrics(
-        engine=backend.stats,
-        watcher=lambda: default_watcher().stats(),
-        num_unacked=lambda: frontend.stats().num_unacked,
-    )
-    backend.listen(metrics.observe)
-    server = make_server(frontend, metrics, options, gatekeeper=gatekeeper, announce=announce)
     async with AsyncExitStack() as others:
+        models = await others.enter_async_context(open_models())
+        if models is not None and options.exit_on_error:
+            _require_all(models)
+        backends = () if backend is None else (backend,)
+        frontend = Frontend(*backends, models=models, options=options.frontend)
+        others.callback(frontend.memory.close)
+        metrics = Metrics(
+            engine=None if backend is None else backend.stats,
+            watcher=lambda: default_watcher().stats(),
+            num_unacked=lambda: frontend.stats().num_unacked,
+            models=tuple if models is None else models.statistics,
+        )
+        if backend is not None:
+            backend.listen(metrics.observe)
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(frontend.log_settings)
+        server = make_server(
+            frontend,
+            metrics,
+            options,
+            gatekeeper=gatekeeper,
+            announce=lambda: announce(frontend),
+        )
         app = create_metrics_app(metrics)
         await others.enter_async_context(
             _running(_config(app, NoUpgrades, options), metrics_socket)
@@ -271,6 +311,19 @@ async def _serve(
             door = _config(AdminDoor(server.config.app), server.config.http, options)
             await others.enter_async_context(_running(door, admin))
         await server.serve(sockets=[http])
+
+
+def _require_all(models: Models) -> None:
+    failed = [
+        f"'{entry.name}' version {entry.version}: {entry.reason}"
+        for entry in models.index()
+        if entry.state == "UNAVAILABLE"
+    ]
+    if failed:
+        raise ModelsFailedError(
+            f"cannot load {'; '.join(failed)}; mend them, or serve the others with "
+            "--exit-on-error false"
+        )
 
 
 @asynccontextmanager

@@ -23,6 +23,7 @@ from tests.support.command import FREE_PORTS, running
 from tests.support.net import held_port, vanish, wait_until
 from tests.support.serve import Client
 from tests.support.tools import path_of
+from tests.triton.conformance import copy_models
 
 STREAM = "/v2/models/tiny/generate_stream"
 ENDLESS = {"text_input": "The class", "max_tokens": 100_000, "ignore_eos": True}
@@ -109,6 +110,8 @@ def test_an_interrupted_curl_shows_in_the_metrics_and_sigterm_ends_in_order(
         wasted = re.search(r'dw_tokens_total\{kind="wasted"\} (\d)', text)
         assert wasted is not None
         assert int(wasted[1]) <= 1
+        # The engine counts an outcome before the line of its request is written.
+        wait_until(lambda: bool(server.events(f"POST {STREAM}")))
         (line,) = server.events(f"POST {STREAM}")
         assert line["outcome"] == "cancelled"
         assert line["phase"] == "decode"
@@ -273,6 +276,31 @@ def test_a_malformed_model_is_an_error_that_says_what_is_wrong(
     said = fails_to_serve(capsys, "--model", str(tmp_path))
     assert said.startswith("disconnect-watch: ")
     assert "architecture" in said
+
+
+@pytest.mark.usefixtures("root_logger")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--model-repository", "/nowhere/at/all"), "'/nowhere/at/all' is no directory"),
+        (("--http-restricted-api", "x"), "cannot restrict 'x': give <category>"),
+        (("--http-header-forward-pattern", "("), "is no regular expression"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_an_error_that_says_why(
+    capsys: pytest.CaptureFixture[str], options: tuple[str, ...], said: str
+) -> None:
+    assert said in fails_to_serve(capsys, *options)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("root_logger")
+def test_a_model_of_a_repository_that_cannot_be_loaded_ends_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    said = fails_to_serve(capsys, "--model-repository", str(copy_models(tmp_path, "broken")))
+    assert "cannot load 'broken' version 1: " in said
+    assert "cannot load me" in said
 
 
 def test_a_ctrl_c_before_it_serves_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ from disconnect_watch.server.errors import MalformedJSONError, ProtocolError
         (b"{", "Missing a name for object member. at 1"),
         (b"", "The document is empty. at 0"),
         (b'{"inputs": x}', "Invalid value. at 11"),
+        (b'{"inputs": tru', "Invalid value. at 14"),
+        (b'{"inputs": nux}', "Invalid value. at 13"),
         # RapidJSON's words for the rest.
         (b'{"a":1,}', "Missing a name for object member."),
         (b'{"a" 1}', "Missing a colon after a name of object member. at 5"),

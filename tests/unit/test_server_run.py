@@ -167,3 +167,11 @@ def test_a_second_signal_ends_the_grace_time() -> None:
     assert not server._is_hurried
     server.handle_exit(signal.SIGTERM, None)
     assert server._is_hurried
+
+
+def test_a_head_that_is_too_large_is_closed_though_it_comes_in_one_read() -> None:
+    frontend = Frontend(ScriptedBackend("a"))
+    with serving_frontend(frontend) as server, Client(server.port) as client:
+        client.sock.sendall(b"GET /v2 HTTP/1.1\r\nX: %b\r\n\r\n" % (b"x" * 2 * MAX_HEAD_BYTES))
+        with pytest.raises((EOFError, ConnectionError)):
+            client.read_response()
