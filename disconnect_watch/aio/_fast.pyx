@@ -119,18 +119,21 @@ cdef class Block:
     def __aenter__(self):
         if self.task is not None:
             raise RuntimeError("a watch was entered twice: make one for each block")
-        self._enter_task()
+        self._take_task()
         try:
             if not self._enter_shortly():
                 self._enter()
         except BaseException:
-            self._exit()
+            self._let_go()
             raise
         cdef Ready entered = Ready.__new__(Ready)
         entered._value = self
         return entered
 
     def _enter_task(self):
+        self._take_task()
+
+    cdef _take_task(self):
         cdef object task
         if tasks_by_loop is None:
             task = current_task()
@@ -154,7 +157,7 @@ cdef class Block:
         cdef object transport = target._transport if is_stream else target
         cdef object protocol
         try:
-            protocol = transport.get_protocol()
+            protocol = protocol_of(transport)
         except AttributeError:  # no transport
             return False
         cdef Attached connection = getattr(protocol, KNOWN_IN_C, None)
@@ -162,7 +165,7 @@ cdef class Block:
             return False
         if not connection._is_shortcut(transport, protocol, self._watcher):
             return False
-        if is_stream and connection._is_tls or transport.is_closing():
+        if is_stream and connection._is_tls or is_closing(transport):
             return False
         cdef int rc = connection.conn.arm_code(
             self._token, mask, connection._box, connection._cookie, &self.watch_id
@@ -181,9 +184,9 @@ cdef class Block:
     def _arm_shortly(self, transport, Flag token):
         # For adapters, whose protocol is followed and reads on. False, and nothing done,
         # where the long way must be gone.
-        cdef object protocol = transport.get_protocol()
+        cdef object protocol = protocol_of(transport)
         cdef Attached connection = getattr(protocol, KNOWN_IN_C, None)
-        if connection is None or transport.is_closing():
+        if connection is None or is_closing(transport):
             return False
         if not connection._is_shortcut(transport, protocol, self._watcher):
             return False
@@ -197,6 +200,9 @@ cdef class Block:
         return True
 
     def _exit(self):
+        self._let_go()
+
+    cdef _let_go(self):
         cdef Attached connection = self._connection
         self._connection = None
         if connection is not None:
@@ -207,7 +213,7 @@ cdef class Block:
             self._soon.cancel()
 
     def __aexit__(self, exc_type, exc, traceback):
-        self._exit()
+        self._let_go()
         return self._end(exc) if self.was_cancelled else DONE
 
 
@@ -267,7 +273,10 @@ cdef class Attached:
         return None
 
     cdef _leave(self, Block block):
-        self._blocks.remove(block)
+        if self._blocks[len(self._blocks) - 1] is block:
+            self._blocks.pop()
+        else:
+            self._blocks.remove(block)
         if self._optins is not None:
             self._optins.remove(block)
         # An error here means that it was detached, or its watcher closed or forked away.
@@ -284,7 +293,7 @@ cdef class Attached:
     def pause(self):
         """Leave what the peer sends in the kernel; its partner is ``resume``."""
         cdef object transport = self.transport
-        self._pause(None if transport is None or transport.is_closing() else transport)
+        self._pause(None if transport is None or is_closing(transport) else transport)
 
     cdef _pause(self, transport):
         # transport: to be paused, which is not closing; None for none.
@@ -304,7 +313,7 @@ cdef class Attached:
             # Nothing comes any more, and asyncio, which goes on saying is_reading, would
             # on resuming report the same end of stream to its protocol again.
             return
-        cdef object reader = self.stream_reader()
+        cdef object reader = self._flow_reader()
         if reader is None and self._is_tls and own_reader(self.protocol) is not None:
             # TLS was started on the stream, and its reader goes on controlling the
             # transport below: to be read inside the block it would resume that one, and
@@ -327,11 +336,11 @@ cdef class Attached:
         cdef object reader = self._paused_reader
         self._paused_reader = None
         cdef object transport = self.transport
-        if transport is None or transport.is_closing():
+        if transport is None or is_closing(transport):
             return
         if reader is None or reader._transport is not transport:
             # Another may control the flow by now, or the same through its FlowTransport.
-            reader = self.stream_reader()
+            reader = self._flow_reader()
             if reader is not None:
                 reader._maybe_resume_transport()
             elif not self._hold.end() and not is_reading(transport):
@@ -346,6 +355,9 @@ cdef class Attached:
 
     def stream_reader(self):
         """The StreamReader that controls the flow of the transport, if one does."""
+        return self._flow_reader()
+
+    cdef _flow_reader(self):
         # After start_tls it goes on controlling the transport below. The names are
         # private to asyncio and the same in 3.11 to 3.14; test_watch.py fails where
         # they change.
@@ -353,7 +365,7 @@ cdef class Attached:
         if reader is None:
             return None
         cdef object controlled = getattr(reader, "_transport", None)
-        if isinstance(controlled, FlowTransport):
+        if controlled is not self.transport and isinstance(controlled, FlowTransport):
             controlled = controlled.transport
         if controlled is None or controlled is not self.transport:
             return None
@@ -437,7 +449,26 @@ cdef bint has_unread(int fd) noexcept:
     return ioctl(fd, FIONREAD, &num_bytes) == 0 and num_bytes > 0
 
 
+# A question to asyncio's transport is a call or two into Python, for five times what a
+# look at the attribute behind it costs. The names are the same in 3.11 to 3.14, and
+# test_watch.py fails where they change.
+
+
+cdef object protocol_of(transport):
+    if type(transport) is SelectorSocketTransport:
+        return transport._protocol
+    return transport.get_protocol()
+
+
+cdef bint is_closing(transport) except -1:
+    if type(transport) is SelectorSocketTransport:
+        return transport._closing
+    return transport.is_closing()
+
+
 cdef bint is_reading(transport) except -1:
+    if type(transport) is SelectorSocketTransport:
+        return not transport._paused and not transport._closing
     try:
         return transport.is_reading()
     except NotImplementedError:
