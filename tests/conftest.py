@@ -50,6 +50,7 @@ BEYOND_THE_CORE = [
     "unit/test_server_*",
     "unit/test_stress.py",
     "unit/test_tiny_model.py",
+    "unit/test_v2_*",
 ]
 collect_ignore_glob = [] if find_spec("torch") else BEYOND_THE_CORE
 
