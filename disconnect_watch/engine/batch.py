@@ -1,7 +1,7 @@
 """One step's rows as tensors: tokens behind each other, and where each finds its context."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,29 +17,44 @@ __all__ = ["PackedBatch", "Singles"]
 
 
 class Singles:
-    """Rows of one token each as the C of ``native.py`` takes them: not padded, only named.
+    """Tokens that attend each by itself, as the C of ``native.py`` takes them: not padded.
 
     Attributes:
-        num_rows: so many first tokens of the batch.
-        num_blocks: entries of one row's table.
+        first: index of the first of them in the batch.
+        num_rows: so many tokens from there on.
+        num_blocks: entries of one token's table; 0 if all share one.
         num_padded: the longest context, up to the end of its last vector.
-        tables_at: address of [num_rows, num_blocks], int32: the blocks of each row.
-        lengths_at: address of [num_rows], int32: how many tokens each row attends to.
+        tables_at: address of [num_rows, num_blocks], int32: the blocks of each.
+        lengths_at: address of [num_rows], int32: to how many tokens each attends.
     """
 
-    def __init__(self, rows: Sequence[ScheduledRow], *, block_size: int) -> None:
-        longest = max(row.stop for row in rows)
-        self.num_rows = len(rows)
-        self.num_blocks = -(-longest // block_size)
-        self.num_padded = -(-longest // MAX_LANES) * MAX_LANES
-        self._lengths = array("i", [row.stop for row in rows])
-        self._tables = array("i")
-        for row in rows:
-            own = row.block_ids[: self.num_blocks]
-            self._tables.extend(own)
-            self._tables.extend([0] * (self.num_blocks - len(own)))
+    def __init__(
+        self, first: int, *, lengths: Iterable[int], tables: Iterable[int], num_blocks: int
+    ) -> None:
+        self._lengths, self._tables = array("i", lengths), array("i", tables)
+        self.first = first
+        self.num_rows = len(self._lengths)
+        self.num_blocks = num_blocks
+        self.num_padded = -(-max(self._lengths) // MAX_LANES) * MAX_LANES
         self.tables_at, _ = self._tables.buffer_info()
         self.lengths_at, _ = self._lengths.buffer_info()
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[ScheduledRow], *, block_size: int) -> "Singles":
+        """The first tokens of a batch, which are one a row."""
+        num_blocks = -(-max(row.stop for row in rows) // block_size)
+        tables: list[int] = []
+        for row in rows:
+            own = row.block_ids[:num_blocks]
+            tables += own
+            tables += [0] * (num_blocks - len(own))
+        return cls(0, lengths=[row.stop for row in rows], tables=tables, num_blocks=num_blocks)
+
+    @classmethod
+    def of_tokens(cls, row: ScheduledRow, first: int) -> "Singles":
+        """The tokens of one row, each of which sees those before it."""
+        lengths = range(row.start + 1, row.stop + 1)
+        return cls(first, lengths=lengths, tables=row.block_ids, num_blocks=0)
 
 
 class PackedBatch:
@@ -52,23 +67,28 @@ class PackedBatch:
         rows: at least one.
         cache: where their blocks lie.
         is_native: leave single-token rows to ``native.py``.
+        is_invariant: and the others, too.
 
     Attributes:
         rows: in packed order.
         firsts: index of each row's first token; one more entry holds the number of tokens.
         token_ids, positions, slots: [num_tokens], int64.
-        singles: those rows for ``native.py``; None if there are none, or torch does it all.
+        singles: what is left to ``native.py``.
         attention: over exactly these tokens, but for ``singles``.
     """
 
     def __init__(
-        self, rows: Sequence[ScheduledRow], *, cache: KVCache, is_native: bool = False
+        self,
+        rows: Sequence[ScheduledRow],
+        *,
+        cache: KVCache,
+        is_native: bool = False,
+        is_invariant: bool = False,
     ) -> None:
         singles = sorted((row for row in rows if row.num_tokens == 1), key=lambda row: row.stop)
         longer = [row for row in rows if row.num_tokens > 1]
         self.rows = [*singles, *longer]
         self._cache = cache
-        self._is_native = is_native
         self.firsts = [0]
         token_ids: list[int] = []
         positions: list[int] = []
@@ -83,42 +103,27 @@ class PackedBatch:
         self.token_ids = torch.tensor(token_ids)
         self.positions = torch.tensor(positions)
         self.slots = torch.tensor(slots)
-        is_ours = is_native and bool(singles)
-        self.singles = Singles(singles, block_size=size) if is_ours else None
+        firsts = self.firsts[len(singles) :]
+        self.singles: list[Singles] = []
+        if is_native and singles:
+            self.singles.append(Singles.of_rows(singles, block_size=size))
+        if is_invariant:
+            self.singles += map(Singles.of_tokens, longer, firsts)
         self.attention = PagedAttention(
             cache,
             slot_mapping=self.slots,
-            decodes=[] if is_ours else self._group(singles),
-            prefills=[
-                self._prefill(row, first)
-                for row, first in zip(longer, self.firsts[len(singles) :], strict=False)
-            ],
+            decodes=[] if is_native else self._group(singles),
+            prefills=[] if is_invariant else list(map(self._prefill, longer, firsts)),
         )
 
     @property
     def num_tokens(self) -> int:
         return self.firsts[-1]
 
-    def without(self, dead: Sequence[ScheduledRow]) -> tuple["PackedBatch", Tensor]:
-        """Build the batch of the rows that stay.
-
-        Returns:
-            That batch, and the indices of its tokens in this one, [num_tokens], int64.
-        """
-        gone = {row.request.key for row in dead}
-        batch = PackedBatch(
-            [row for row in self.rows if row.request.key not in gone],
-            cache=self._cache,
-            is_native=self._is_native,
-        )
-        first_of = {
-            row.request.key: first for row, first in zip(self.rows, self.firsts, strict=False)
-        }
-        kept: list[int] = []
-        for row in batch.rows:
-            first = first_of[row.request.key]
-            kept += range(first, first + row.num_tokens)
-        return batch, torch.tensor(kept)
+    @property
+    def is_left(self) -> bool:
+        """Whether nobody wants any of the rows any more. Threads: any."""
+        return all(row.request.is_cancelled for row in self.rows)
 
     def _group(self, singles: list[ScheduledRow]) -> list[DecodeGroup]:
         groups: list[DecodeGroup] = []

@@ -30,6 +30,9 @@ class EngineConfig:
             the process's, not the engine's.
         arithmetic: what computes a forward on a CPU: ``"native"``, the C of this package, for
             float32 and one thread; ``"torch"``; ``"auto"`` takes the first where it fits.
+        batch_invariant: let the bits of a token's scores depend on the text before it alone, not on
+            who else is in the batch, how the prompt was cut into chunks, or what of it was cached.
+            Needs ``"native"`` arithmetic; long prompts take longer.
         step_log_size: how many of the last steps ``Engine.step_log`` remembers.
     """
 
@@ -44,6 +47,7 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     num_threads: int | None = None
     arithmetic: Literal["auto", "native", "torch"] = "auto"
+    batch_invariant: bool = False
     step_log_size: int = 4096
 
     def __post_init__(self) -> None:
@@ -73,3 +77,5 @@ class EngineConfig:
             )
         if self.arithmetic not in ("auto", "native", "torch"):
             raise ValueError(f"arithmetic is {self.arithmetic!r}, it must be auto, native or torch")
+        if self.batch_invariant and self.arithmetic == "torch":
+            raise ValueError("batch_invariant needs arithmetic 'native' or 'auto', not 'torch'")

@@ -6,7 +6,7 @@ One step is
    or whose deadline has passed;
 2. *schedule* the rest;
 3. *run* the forward. Before each layer the flags of prefill rows are read again, and those that
-   fired leave the batch there. Their blocks are set apart, not freed: the forward may still hold
+   fired are dropped there. Their blocks are set apart, not freed: the forward may still hold
    them. If no live row is left, the forward ends at once;
 4. *apply* what it computed. The flag is read once more, right before a token is handed out: a
    request whose flag was seen is never heard of again but for its outcome, and at most the one

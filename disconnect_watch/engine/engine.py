@@ -62,7 +62,11 @@ class Engine(EngineCore):
         )
         super().__init__(
             ModelRunner(
-                model, cache, max_model_len=max_model_len, is_native=_is_native(config, model)
+                model,
+                cache,
+                max_model_len=max_model_len,
+                is_native=_is_native(config, model),
+                is_invariant=config.batch_invariant,
             ),
             tokenizer,
             config=config,
@@ -176,11 +180,14 @@ class Engine(EngineCore):
 
 def _is_native(config: EngineConfig, model: LlamaModel) -> bool:
     """Whether the C computes this model; raises if it is told to and cannot."""
-    if config.arithmetic == "auto":
-        return torch.get_num_threads() == 1 and not NativeDecoder.reason_against(model)
-    if config.arithmetic == "native" and (reason := NativeDecoder.reason_against(model)):
-        raise ValueError(f"arithmetic is 'native', which cannot run this model: {reason}")
-    return config.arithmetic == "native"
+    reason = NativeDecoder.reason_against(model)
+    if config.arithmetic == "torch" or (config.arithmetic == "auto" and not config.batch_invariant):
+        is_default = config.arithmetic == "auto" and torch.get_num_threads() == 1
+        return is_default and not reason
+    if reason:
+        asked = "batch_invariant is set" if config.batch_invariant else "arithmetic is 'native'"
+        raise ValueError(f"{asked}, which cannot run this model: {reason}")
+    return True
 
 
 def _size_cache(

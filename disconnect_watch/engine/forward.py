@@ -19,15 +19,11 @@ __all__ = ["Decoder", "Forward", "TorchDecoder"]
 class Forward(Protocol):
     """The hidden states of one batch on their way through the layers."""
 
-    def layer(self, index: int) -> None:
-        """Compute one layer; they come in order, each once."""
+    def layer(self, index: int) -> bool:
+        """Compute one layer; they come in order, each once.
 
-    def keep(self, batch: PackedBatch, kept: Tensor) -> None:
-        """Go on with fewer tokens.
-
-        Args:
-            batch: of the rows that stay.
-            kept: the indices of its tokens in the batch so far, [num_tokens], int64.
+        Returns:
+            False if it was left in its middle, as nobody wants the rows any more: then this ends.
         """
 
     def logits(self, indices: Sequence[int]) -> Tensor:
@@ -76,13 +72,9 @@ class _TorchForward:
         self._hidden: Tensor = model.embed_tokens(batch.token_ids)
         self._rope = rotary(batch.positions)
 
-    def layer(self, index: int) -> None:
+    def layer(self, index: int) -> bool:
         self._hidden = self._model.layers[index](self._hidden, self._rope, self._batch.attention)
-
-    def keep(self, batch: PackedBatch, kept: Tensor) -> None:
-        self._batch = batch
-        self._hidden = self._hidden.index_select(0, kept)
-        self._rope = self._rotary(batch.positions)
+        return True
 
     def logits(self, indices: Sequence[int]) -> Tensor:
         return self._model.logits(self._hidden[list(indices)])

@@ -5,7 +5,8 @@ copies: each gathers the keys of the whole batch anew, pads them, and packs the 
 product. Here weights are packed once, and attention reads the cache where it lies.
 
 Each row is computed by itself, in one order of sums, so that its bits depend on no neighbour.
-Rows of more than one token attend by torch, which is better at it when there are many.
+Rows of more than one token attend by torch, which is better at it when there are many; in
+batch-invariant mode here, one token after the other.
 """
 
 from collections.abc import Sequence
@@ -27,6 +28,11 @@ __all__ = ["INSTRUCTIONS", "NativeDecoder", "argmax"]
 
 #: The set of instructions that is used: "avx512", "avx2" or "baseline".
 INSTRUCTIONS: str = _math.INSTRUCTIONS
+
+#: Tokens that attend without a look at whether anybody still waits for them.
+MAX_UNWATCHED = 64
+#: Of the numbers in ``batch.Singles``.
+INT_BYTES = 4
 
 
 def argmax(scores: Tensor) -> Tensor:
@@ -122,13 +128,9 @@ class _NativeForward:
         self._hidden = hidden
         self._rope = decoder.rope(batch.positions)
 
-    def layer(self, index: int) -> None:
-        self._decoder.layers[index](self._hidden, self._rope, self._batch, self._work)
-
-    def keep(self, batch: PackedBatch, kept: Tensor) -> None:
-        self._batch = batch
-        self._hidden = self._hidden.index_select(0, kept)
-        self._rope = self._decoder.rope(batch.positions)
+    def layer(self, index: int) -> bool:
+        layer = self._decoder.layers[index]
+        return layer(self._hidden, self._rope, self._batch, self._work)
 
     def logits(self, indices: Sequence[int]) -> Tensor:
         return self._decoder.scores(self._hidden[list(indices)])
@@ -254,12 +256,13 @@ class _Layer:
 
     def __call__(
         self, hidden: Tensor, rope: tuple[int, int, int, int], batch: PackedBatch, work: _Workspace
-    ) -> None:
-        """Compute the layer; ``hidden`` is changed in place."""
+    ) -> bool:
+        """Compute the layer; ``hidden`` is changed in place. Returns as ``Forward.layer``."""
         num_tokens, hidden_at, normed = batch.num_tokens, hidden.data_ptr(), work.normed
         self._norm(hidden_at, num_tokens, normed)
         self._qkv(normed, num_tokens, work.qkv.data_ptr())
-        self._attend(num_tokens, rope, batch, work)
+        if not self._attend(num_tokens, rope, batch, work):
+            return False
         attended = work.attended.data_ptr()
         if self._output_norm is None:
             self._o(attended, num_tokens, hidden_at, residual=hidden_at)
@@ -274,6 +277,7 @@ class _Layer:
         else:
             self._down(work.gated, num_tokens, normed)
             self._mlp_output_norm(normed, num_tokens, hidden_at, residual=hidden_at)
+        return True
 
     def _attend(
         self,
@@ -281,7 +285,7 @@ class _Layer:
         rope: tuple[int, int, int, int],
         batch: PackedBatch,
         work: _Workspace,
-    ) -> None:
+    ) -> bool:
         """From ``work.qkv`` to ``work.attended``, by way of the cache."""
         sizes, query = self._sizes, work.qkv.data_ptr()
         row_bytes = sizes.head_dim * work.qkv.itemsize
@@ -295,21 +299,26 @@ class _Layer:
         row_size, slots = sizes.kv_heads * sizes.head_dim, batch.slots.data_ptr()
         _math.scatter(key, sizes.qkv, num_tokens, row_size, slots, self._keys_at)
         _math.scatter(value, sizes.qkv, num_tokens, row_size, slots, self._values_at)
-        singles = batch.singles
-        if singles is not None:
+        for singles in batch.singles:
             scratch = work.scratch(singles.num_padded * sizes.heads)
-            self._attention.attend(
-                query,
-                sizes.qkv,
-                singles.num_rows,
-                singles.tables_at,
-                singles.num_blocks,
-                singles.lengths_at,
-                scratch,
-                work.attended.data_ptr(),
-            )
+            # Looked at once a piece: the attention of a long prompt is most of a layer's work.
+            for done in range(0, singles.num_rows, MAX_UNWATCHED):
+                if done and batch.is_left:
+                    return False
+                first = singles.first + done
+                self._attention.attend(
+                    query + first * sizes.qkv * work.qkv.itemsize,
+                    sizes.qkv,
+                    min(MAX_UNWATCHED, singles.num_rows - done),
+                    singles.tables_at + done * singles.num_blocks * INT_BYTES,
+                    singles.num_blocks,
+                    singles.lengths_at + done * INT_BYTES,
+                    scratch,
+                    work.attended[first].data_ptr(),
+                )
         if batch.attention.has_prefills:
             heads = work.qkv[:num_tokens].view(num_tokens, -1, sizes.head_dim)
             parts = heads.split_with_sizes((sizes.heads, sizes.kv_heads, sizes.kv_heads), 1)
             for row, output in batch.attention.prefill(self._index, *parts, rule=self._rule):
                 work.attended[row.first : row.last] = output
+        return True

@@ -23,8 +23,8 @@ class StepRecord:
         scheduled: number of tokens planned, by request.
         layer_tokens: number of tokens that each layer computed; fewer entries than the model has
             layers if every row died on the way.
-        dropped: requests that left within the forward, with the first layer that did not
-            compute them.
+        dropped: requests that left within the forward, with the layer before which that was
+            seen. One of few tokens is computed to the end with others, and nothing made of it.
         withheld: requests that were found cancelled when the forward had returned.
         finished, failed: requests that ended so.
         freed_block_ids: every block that went back to the pool since the record before.

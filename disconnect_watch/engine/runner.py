@@ -1,12 +1,13 @@
 """Runs one step's rows through the model, and lets the caller look between any two layers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from disconnect_watch.engine.batch import PackedBatch
-from disconnect_watch.engine.forward import Decoder, TorchDecoder
+from disconnect_watch.engine.forward import Decoder, Forward, TorchDecoder
 from disconnect_watch.engine.kv_cache import KVCache
 from disconnect_watch.engine.logprobs import token_logprobs
 from disconnect_watch.engine.model import LlamaModel
@@ -19,6 +20,10 @@ from disconnect_watch.engine.schedule import LayerCheck, ScheduledRow
 
 __all__ = ["ModelRunner"]
 
+#: Tokens from which on a row is computed by itself: with so many, a product of its own costs little
+#: more than a part in another one.
+MIN_OWN_GROUP = 32
+
 
 class ModelRunner:
     """A model and its cache.
@@ -28,13 +33,21 @@ class ModelRunner:
         cache: of the same dtype.
         max_model_len: positions that can occur.
         is_native: compute by ``native.py``, not by torch.
+        is_invariant: and so that a token's bits depend on the text before it alone.
     """
 
     def __init__(
-        self, model: LlamaModel, cache: KVCache, *, max_model_len: int, is_native: bool = False
+        self,
+        model: LlamaModel,
+        cache: KVCache,
+        *,
+        max_model_len: int,
+        is_native: bool = False,
+        is_invariant: bool = False,
     ) -> None:
         self._model = model
         self._cache = cache
+        self._is_invariant = is_invariant
         self._num_layers = len(model.layers)
         rotary = Rotary(model.config, length=max_model_len, dtype=model.embed_tokens.weight.dtype)
         self._decoder: Decoder = (
@@ -68,25 +81,24 @@ class ModelRunner:
     def _run(
         self, rows: Sequence[ScheduledRow], layer_check: LayerCheck
     ) -> dict[str, Sampled | Exception]:
-        batch = PackedBatch(rows, cache=self._cache, is_native=self._decoder.is_native)
-        forward = self._decoder.begin(batch)
+        groups = [self._begin(group) for group in _grouped(rows)]
+        live = list(rows)
         for index in range(self._num_layers):
-            if dead := layer_check(index, batch.rows):
-                if len(dead) == len(batch.rows):
-                    return {}
-                batch, kept = batch.without(dead)
-                forward.keep(batch, kept)
-            forward.layer(index)
-            self.layer_tokens.append(batch.num_tokens)
-        sampled = [
-            (row.request, last - 1)
-            for row, last in zip(batch.rows, batch.firsts[1:], strict=True)
-            if row.is_sampled
-        ]
-        if not sampled:
+            if dead := layer_check(index, live):
+                gone = {row.request.key for row in dead}
+                live = [row for row in live if row.request.key not in gone]
+                groups = [group for group in groups if not group.is_gone(gone)]
+            groups = [group for group in groups if group.forward.layer(index)]
+            if not groups:
+                return {}
+            self.layer_tokens.append(sum(group.batch.num_tokens for group in groups))
+        scored = [(row, scores) for group in groups for row, scores in group.score()]
+        wanted = {row.request.key for row in live}
+        scored = [(row, scores) for row, scores in scored if row.request.key in wanted]
+        if not scored:
             return {}
-        requests = [request for request, _ in sampled]
-        logits = forward.logits([index for _, index in sampled])
+        requests = [row.request for row, _ in scored]
+        logits = torch.stack([scores for _, scores in scored])
         if self.logits_hook is not None:
             logits = self.logits_hook(logits)
         tokens = sample(logits, requests)
@@ -97,6 +109,54 @@ class ModelRunner:
             else Sampled(token, logprobs.get(request.key))
             for request, token in zip(requests, tokens, strict=True)
         }
+
+    def _begin(self, rows: Sequence[ScheduledRow]) -> "_Group":
+        batch = PackedBatch(
+            rows,
+            cache=self._cache,
+            is_native=self._decoder.is_native,
+            is_invariant=self._is_invariant,
+        )
+        return _Group(batch, self._decoder.begin(batch))
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Rows that are computed together, from the first layer to their scores or not at all.
+
+    How a product of matrices rounds may depend on the number of its rows. So none of a group leaves
+    it on the way, and a row's bits are the same whether others of the step leave or stay.
+    """
+
+    batch: PackedBatch
+    forward: Forward
+
+    def is_gone(self, keys: Collection[str]) -> bool:
+        """Whether all of its rows are among those that left."""
+        return all(row.request.key in keys for row in self.batch.rows)
+
+    def score(self) -> list[tuple[ScheduledRow, Tensor]]:
+        """Return the scores of what follows each row that reaches its last token."""
+        last = [
+            (row, first - 1)
+            for row, first in zip(self.batch.rows, self.batch.firsts[1:], strict=True)
+            if row.is_sampled
+        ]
+        if not last:
+            return []
+        logits = self.forward.logits([index for _, index in last])
+        return [(row, scores) for (row, _), scores in zip(last, logits, strict=True)]
+
+
+def _grouped(rows: Sequence[ScheduledRow]) -> list[list[ScheduledRow]]:
+    """Split a step's rows: each long one by itself, so that it can leave, all short ones together.
+
+    A short one that dies stays till the end of the step: its few tokens cost less than a product
+    of their own would.
+    """
+    short = [row for row in rows if row.num_tokens < MIN_OWN_GROUP]
+    long = [[row] for row in rows if row.num_tokens >= MIN_OWN_GROUP]
+    return [short, *long] if short else long
 
 
 def _logprobs(

@@ -48,8 +48,9 @@ class Schedule:
     preempted: list[tuple[Request, list[int]]]
 
 
-#: Given the index of the layer about to run and the rows in the batch, returns those that are
-#: dead. They leave the batch before that layer; if none stays, the forward ends.
+#: Given the index of the layer about to run and the rows that live, returns those that died since.
+#: Nothing is made of them any more, and what can be left of their work is; if none stays, the
+#: forward ends.
 LayerCheck = Callable[[int, Sequence[ScheduledRow]], Sequence[ScheduledRow]]
 
 

@@ -1,7 +1,7 @@
 """Small random checkpoints, engines on them, and the long way to the tokens they must give."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,13 @@ def engine_tokenizer() -> EngineTokenizer:
 
 @cache
 def tiny_model(seed: int = 0) -> LlamaModel:
+    """The model of ``TINY_CONFIG``; see ``random_model``."""
+    return random_model(TINY_CONFIG, seed=seed)
+
+
+def random_model(config: Mapping[str, Any], *, seed: int = 0) -> LlamaModel:
     """Random weights, large enough that the likeliest token is likeliest by far."""
-    model = LlamaModel(ModelConfig.from_dict(TINY_CONFIG))
+    model = LlamaModel(ModelConfig.from_dict(dict(config)))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -90,6 +95,30 @@ def make_engine(model: LlamaModel | None = None, **config: Any) -> Engine:
             }
         ),
     )
+
+
+def record_scores(engine: Engine) -> dict[str, list[torch.Tensor]]:
+    """From now on, the scores of each token of each request, [vocab_size] each, by its key."""
+    found: dict[str, list[torch.Tensor]] = {}
+    seen: list[torch.Tensor] = []
+    runner = engine._runner
+    run = runner.run
+
+    def keep(logits: torch.Tensor) -> torch.Tensor:
+        seen.append(logits.clone())
+        return logits
+
+    def note(rows: Any, **options: Any) -> Any:
+        results = run(rows, **options)
+        for logits in seen:
+            for key, row in zip(results, logits, strict=True):
+                found.setdefault(key, []).append(row)
+        seen.clear()
+        return results
+
+    runner.logits_hook = keep
+    runner.run = note  # type: ignore[method-assign]
+    return found
 
 
 def run_to_end(engine: Engine, *, max_steps: int = 2000) -> dict[str, list[RequestOutput]]:

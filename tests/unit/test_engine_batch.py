@@ -51,13 +51,3 @@ def test_padding_reads_the_null_block_and_weighs_nothing() -> None:
     assert group.mask is not None
     assert group.mask[0, 0, 0].tolist() == [0, 0, 0, -torch.inf, -torch.inf]
     assert group.mask[1, 0, 0].tolist() == [0] * 5
-
-
-def test_taking_rows_out_keeps_the_tokens_of_the_others() -> None:
-    rows = [make_row("a", 0, 3), make_row("b", 7, 8), make_row("c", 0, 4), make_row("d", 2, 4)]
-    batch = PackedBatch(rows, cache=CACHE)
-    rest, kept = batch.without([rows[0], rows[3]])
-    assert [row.request.request_id for row in rest.rows] == ["b", "c"]
-    assert rest.token_ids.tolist() == batch.token_ids[kept].tolist() == [7, 0, 1, 2, 3]
-    assert rest.positions.tolist() == batch.positions[kept].tolist()
-    assert rest.num_tokens == 5
