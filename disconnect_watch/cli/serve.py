@@ -153,6 +153,10 @@ def serve(
     max_body_bytes: Annotated[
         int, typer.Option("--max-body-bytes", "--http-max-input-size", min=1, help="Of a request.")
     ] = 1 << 26,
+    read_timeout: Annotated[
+        float,
+        typer.Option(min=0.1, help="Seconds that a request has to arrive, and more by its size."),
+    ] = 60.0,
     request_timeout: Annotated[
         float | None,
         typer.Option(min=0, help="Seconds for a request that brings no limit of its own."),
@@ -207,6 +211,7 @@ def serve(
                     vanish_after=vanish_after,
                     unblind=unblind,
                     disconnect_grace=math.inf if no_cancel_on_disconnect else disconnect_grace,
+                    read_timeout=read_timeout,
                     exit_on_error=exit_on_error is BoolOption.TRUE,
                     frontend=FrontendOptions(
                         max_body_bytes=max_body_bytes,

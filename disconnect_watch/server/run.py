@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import ClassVar
 
 import uvicorn
 import uvloop
@@ -24,6 +25,7 @@ from disconnect_watch.server.frontend import Frontend
 from disconnect_watch.server.guard import AdminDoor, Gatekeeper
 from disconnect_watch.server.metrics import Metrics
 from disconnect_watch.server.options import FrontendOptions
+from disconnect_watch.server.slow import Arrivals
 from disconnect_watch.watcher import Watcher, default_watcher
 
 __all__ = [
@@ -59,6 +61,7 @@ class ServeOptions:
         disconnect_grace: seconds that a request may go on without its client; infinity for
             to its end.
         keep_alive: seconds after which an idle connection is closed.
+        read_timeout: seconds that a request has to arrive, beside those for its size.
         frontend: what it allows, and how it answers.
         exit_on_error: do not serve if a model can't be loaded.
     """
@@ -69,6 +72,7 @@ class ServeOptions:
     unblind: int | None = None
     disconnect_grace: float = 0.0
     keep_alive: int = 75
+    read_timeout: float = 60.0
     frontend: FrontendOptions = field(default_factory=FrontendOptions)
     exit_on_error: bool = True
 
@@ -94,11 +98,32 @@ class FrontendProtocol(NoUpgrades, HttpTools):
     Neither uvicorn nor its parser bounds the head of a request.
     """
 
+    arrivals: ClassVar[Arrivals]
     _read_bytes = 0
     _first_bytes = 0
     _head_bytes: int | None = None
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.arrivals.begin(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.arrivals.end(self)
+        super().connection_lost(exc)
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request that is whole has no whole response yet."""
+        cycle = self.cycle
+        is_running = cycle is not None and not (cycle.more_body or cycle.response_complete)
+        return is_running or bool(self.pipeline)
+
+    def on_message_complete(self) -> None:
+        self.arrivals.end(self)
+        super().on_message_complete()
+
     def on_message_begin(self) -> None:
+        self.arrivals.begin(self)
         # The read in which a head begins is not counted: who pipelines may have sent
         # most of it as the body of the request before.
         self._first_bytes, self._head_bytes = self._read_bytes, 0
@@ -116,6 +141,7 @@ class FrontendProtocol(NoUpgrades, HttpTools):
 
     def data_received(self, data: bytes) -> None:
         self._read_bytes = len(data)
+        self.arrivals.progress(self, len(data))
         if self._head_bytes is not None:
             self._head_bytes += len(data)
         super().data_received(data)
@@ -212,6 +238,7 @@ def make_server(
             "unblind": options.unblind,
             "on_disconnect": grace(seconds) if seconds else "cancel",
             "watcher": watcher,
+            "arrivals": Arrivals(options.read_timeout),
         },
     )
     return FrontendServer(
