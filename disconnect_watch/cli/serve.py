@@ -71,6 +71,10 @@ def serve(
     chat_template: Annotated[
         Path | None, typer.Option(help="Jinja file to take for the model's own chat template.")
     ] = None,
+    embedding_model: Annotated[
+        Path | None,
+        typer.Option(help="sentence-transformers directory with a BERT, for /v1/embeddings."),
+    ] = None,
     model_repository: Annotated[
         list[Path] | None,
         typer.Option(
@@ -190,6 +194,7 @@ def serve(
             bind_unix(str(admin_socket)) if admin_socket else contextlib.nullcontext() as admin,
         ):
             try:
+                from disconnect_watch.backends.embedder import EmbedderBackend
                 from disconnect_watch.backends.engine import EngineBackend
                 from disconnect_watch.backends.repository import ModelRepository
                 from disconnect_watch.engine import DEFAULT_MODEL, CheckpointError, EngineConfig
@@ -235,6 +240,9 @@ def serve(
                         ),
                         chat_template=chat_template,
                     )
+                embedder = (
+                    EmbedderBackend.from_pretrained(embedding_model) if embedding_model else None
+                )
             except (CheckpointError, ValueError) as error:
                 fail(str(error))
 
@@ -254,6 +262,7 @@ def serve(
             try:
                 serve_until_signal(
                     backend,
+                    embedder=embedder,
                     http=http,
                     metrics=metrics,
                     options=options,

@@ -29,7 +29,7 @@ POOLINGS: dict[str, Pooling] = {
 class Embedder:
     """A directory of sentence-transformers with a ``BertModel`` in it.
 
-    Threads: ``embed`` may be called from any thread.
+    Threads: its methods may be called from any thread.
 
     Attributes:
         dim: numbers in a vector.
@@ -83,27 +83,51 @@ class Embedder:
             is_normalized=is_normalized,
         )
 
-    @torch.inference_mode()
     def embed(self, texts: Sequence[str], *, cancel: CancelToken | None = None) -> Tensor:
-        """Turn each text into a vector.
+        """Turn each text into a vector: ``tokenize``, then ``embed_tokens``."""
+        return self.embed_tokens(self.tokenize(texts), cancel=cancel)
+
+    def tokenize(self, inputs: Sequence[str | Sequence[int]]) -> list[list[int]]:
+        """Turn texts into token ids, with those that the model puts around; check what are ids.
 
         Args:
-            texts: of at most ``max_length`` tokens each, with those that the model puts around.
-            cancel: looked at before each layer.
-
-        Returns:
-            [len(texts), dim], float32.
+            inputs: of at most ``max_length`` tokens each.
 
         Raises:
-            ValueError: a text is too long; none is cut without a word.
-            ClientDisconnected: the token has fired; nothing more is computed.
+            ValueError: one is empty or too long, none is cut without a word; or it has an id
+                that is none.
         """
-        token_ids = [self._tokenizer.encode(text).ids for text in texts]
+        token_ids = [
+            self._tokenizer.encode(each).ids if isinstance(each, str) else list(each)
+            for each in inputs
+        ]
+        vocab_size = self._model.words.num_embeddings
         for index, ids in enumerate(token_ids):
+            if not ids:
+                raise ValueError(f"text {index} has no tokens, send at least one")
             if len(ids) > self.max_length:
                 raise ValueError(
                     f"text {index} has {len(ids)} tokens, send at most {self.max_length}"
                 )
+            if min(ids) < 0 or max(ids) >= vocab_size:
+                raise ValueError(f"text {index} has a token id outside [0, {vocab_size})")
+        return token_ids
+
+    @torch.inference_mode()
+    def embed_tokens(
+        self, token_ids: Sequence[list[int]], *, cancel: CancelToken | None = None
+    ) -> Tensor:
+        """Turn each text, of which ``tokenize`` made tokens, into a vector.
+
+        Args:
+            cancel: looked at before each layer.
+
+        Returns:
+            [len(token_ids), dim], float32.
+
+        Raises:
+            ClientDisconnected: the token has fired; nothing more is computed.
+        """
         vectors = [torch.empty(0, self.dim)]
         vectors += [self._embed(batch, cancel) for batch in self._batches(token_ids)]
         return torch.cat(vectors)
@@ -126,7 +150,7 @@ class Embedder:
                 vectors = torch.stack([text[-1] for text in texts])
         return F.normalize(vectors, dim=-1) if self._is_normalized else vectors
 
-    def _batches(self, token_ids: list[list[int]]) -> Iterator[list[list[int]]]:
+    def _batches(self, token_ids: Sequence[list[int]]) -> Iterator[list[list[int]]]:
         """Cut the texts into batches of bounded size, in order."""
         batch: list[list[int]] = []
         num_tokens = 0

@@ -4,14 +4,15 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from disconnect_watch.adapters import LEAVES, TOKEN_KEY
 from disconnect_watch.engine import Outcome
 from disconnect_watch.server.outcome import joined
-from disconnect_watch.token import CancelToken
+from disconnect_watch.token import CancelToken, Reason
 
 if TYPE_CHECKING:
     from disconnect_watch.server.running import Running
@@ -70,6 +71,20 @@ class RequestRecord:
         if (limit := min(limits)) < 0:
             return limit  # for the engine to refuse
         return max(0.0, limit - (time.monotonic_ns() - self._started_ns) / 1e9)
+
+    @contextmanager
+    def deadline(self, timeout: float | None) -> Iterator[None]:
+        """Cancel it when its time is over, for what does not look at the time itself."""
+        left = self.time_left(timeout)
+        if left is None:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        handle = loop.call_later(left, self.token.cancel, Reason.DEADLINE)
+        try:
+            yield
+        finally:
+            handle.cancel()
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Take the outcome of one part of it; what is told is that of all so far."""

@@ -26,6 +26,7 @@ from disconnect_watch.server.guard import Gatekeeper, Guard
 from disconnect_watch.server.metrics import CONTENT_TYPE, Metrics
 from disconnect_watch.server.openai.chat import chat_completions
 from disconnect_watch.server.openai.completions import completions
+from disconnect_watch.server.openai.embeddings import embeddings
 from disconnect_watch.server.openai.models import list_models, retrieve_model
 from disconnect_watch.server.tracking import Tracking
 from disconnect_watch.server.v2.routes import V2
@@ -74,6 +75,7 @@ def create_app(
             _route("GET", "/v1/models/{model:path}", retrieve_model),
             _route("POST", "/v1/completions", completions),
             _route("POST", "/v1/chat/completions", chat_completions),
+            _route("POST", "/v1/embeddings", embeddings),
             _route("POST", "/v1/requests/{request_id}/cancel", cancel_one),
             _route("DELETE", "/v1/requests/{request_id}", cancel_one),
             _route("POST", "/v1/requests/cancel", cancel_many),

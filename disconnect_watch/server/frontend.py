@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from disconnect_watch.backends import Backend
 from disconnect_watch.backends.models import Models
@@ -25,6 +26,9 @@ from disconnect_watch.server.running import Running
 from disconnect_watch.server.v2.shared_memory import SharedMemory
 from disconnect_watch.server.v2.trace_settings import TraceSettings
 from disconnect_watch.token import CancelToken, Reason
+
+if TYPE_CHECKING:
+    from disconnect_watch.backends.embedder import EmbedderBackend
 
 __all__ = ["Frontend", "FrontendStats"]
 
@@ -54,6 +58,7 @@ class Frontend:
     Args:
         backends: engines, one a model; the frontend does not close them, nor the rest.
         models: those that take tensors, if any.
+        embedder: makes vectors of texts, if any.
         options: None for the defaults.
 
     Threads: the loop's only.
@@ -63,8 +68,10 @@ class Frontend:
         self,
         *backends: Backend,
         models: Models | None = None,
+        embedder: "EmbedderBackend | None" = None,
         options: FrontendOptions | None = None,
     ) -> None:
+        self.embedder = embedder
         self.backends = {backend.name: backend for backend in backends}
         self.models = models
         self.options = options or FrontendOptions()

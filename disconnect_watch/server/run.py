@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from disconnect_watch.adapters.uvicorn import HalfClose, HttpTools
 from disconnect_watch.aio import grace
 from disconnect_watch.backends import Backend
+from disconnect_watch.backends.embedder import EmbedderBackend
 from disconnect_watch.backends.models import Models
 from disconnect_watch.errors import DisconnectWatchError
 from disconnect_watch.ports import listen
@@ -252,6 +253,7 @@ def make_server(
 def serve(
     backend: Backend | None,
     *,
+    embedder: EmbedderBackend | None = None,
     http: socket.socket,
     metrics: socket.socket,
     options: ServeOptions,
@@ -263,7 +265,7 @@ def serve(
     """Serve until SIGTERM or SIGINT; returns after an orderly end.
 
     Args:
-        backend: an engine; closed at the end.
+        backend, embedder: an engine, an encoder; closed at the end.
         http, metrics: from ``bind``; closed at the end.
         open_models: called on the loop for the models that take tensors.
         gatekeeper: knows who calls; None needs no keys.
@@ -284,11 +286,23 @@ def serve(
             admin.listen()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(
-                _serve(backend, http, metrics, options, open_models, gatekeeper, admin, announce)
+                _serve(
+                    backend,
+                    embedder,
+                    http,
+                    metrics,
+                    options,
+                    open_models,
+                    gatekeeper,
+                    admin,
+                    announce,
+                )
             )
     finally:
         if backend is not None:
             backend.close()
+        if embedder is not None:
+            embedder.close()
         http.close()
         metrics.close()
         if admin is not None:
@@ -297,6 +311,7 @@ def serve(
 
 async def _serve(
     backend: Backend | None,
+    embedder: EmbedderBackend | None,
     http: socket.socket,
     metrics_socket: socket.socket,
     options: ServeOptions,
@@ -310,7 +325,7 @@ async def _serve(
         if models is not None and options.exit_on_error:
             _require_all(models)
         backends = () if backend is None else (backend,)
-        frontend = Frontend(*backends, models=models, options=options.frontend)
+        frontend = Frontend(*backends, models=models, embedder=embedder, options=options.frontend)
         others.callback(frontend.memory.close)
         metrics = Metrics(
             engine=None if backend is None else backend.stats,

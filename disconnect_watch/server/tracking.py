@@ -1,6 +1,5 @@
 """Puts every request to a model into the ledger, from its first byte to its last."""
 
-import asyncio
 import math
 import re
 
@@ -10,7 +9,6 @@ from disconnect_watch.server.answers import error_response
 from disconnect_watch.server.errors import ProtocolError
 from disconnect_watch.server.guard import Access, access_to
 from disconnect_watch.server.ledger import RequestLedger
-from disconnect_watch.token import Reason
 
 __all__ = ["Tracking"]
 
@@ -48,20 +46,12 @@ class Tracking:
             return
         limits = [limit for limit in (asked, self._timeout) if limit is not None]
         record.timeout = min(limits, default=None)
-        # An engine looks at the time itself; this is for what is done elsewhere.
-        deadline = (
-            None
-            if record.timeout is None
-            else asyncio.get_running_loop().call_later(
-                record.timeout, record.token.cancel, Reason.DEADLINE
-            )
-        )
         self._ledger.begin(record)
         try:
-            await self._app(scope, receive, send)
+            # An engine looks at the time itself; this is for what is done elsewhere.
+            with record.deadline(None):
+                await self._app(scope, receive, send)
         finally:
-            if deadline is not None:
-                deadline.cancel()
             self._ledger.end(record)
 
 

@@ -16,6 +16,7 @@ import uvloop
 from disconnect_watch.adapters.uvicorn import H11, HalfClose, HttpTools, h11, http_tools
 from disconnect_watch.adapters.uvicorn._watched import WatchedProtocol
 from disconnect_watch.backends import Backend
+from disconnect_watch.backends.embedder import EmbedderBackend
 from disconnect_watch.backends.engine import EngineBackend
 from disconnect_watch.engine import (
     DEFAULT_MODEL,
@@ -201,6 +202,7 @@ def serving_engine(
     request_timeout: float | None = None,
     keys: KeyRing | None = None,
     send_buffer: int | None = None,
+    embedder: EmbedderBackend | None = None,
 ) -> Iterator[Serving]:
     """The frontend with a watcher of its own, as ``serve`` puts it together."""
     watcher = Watcher()
@@ -208,7 +210,7 @@ def serving_engine(
         engine, name="tiny", chat_template=ChatTemplate.from_pretrained(DEFAULT_MODEL)
     )
     options = FrontendOptions(max_body_bytes=max_body_bytes, request_timeout=request_timeout)
-    frontend = Frontend(backend, options=options)
+    frontend = Frontend(backend, embedder=embedder, options=options)
     gatekeeper = Gatekeeper(keys)
     metrics = metrics_of(frontend, watcher)
     outcomes: dict[str, list[Outcome]] = {}

@@ -9,31 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from disconnect_watch import CancelToken, ClientDisconnected
 from disconnect_watch.engine import Embedder
 from disconnect_watch.engine.errors import CheckpointError
+from tests.support.bert import word_tokenizer
 
 TEXTS = ["one two three", "two", "seven six five four three two one", "four four"]
-
-
-def word_tokenizer() -> Tokenizer:
-    words = ["[CLS]", "[SEP]", "one", "two", "three", "four", "five", "six", "seven"]
-    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[SEP]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
-    )
-    # As in directories of sentence-transformers; neither may come into the vectors.
-    tokenizer.enable_padding(length=32)
-    tokenizer.enable_truncation(4)
-    return tokenizer
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     """A random model of transformers, and the directory it was saved to."""
+    path = tmp_path_factory.mktemp("bert")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import transformers
@@ -51,7 +39,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
-    path = tmp_path_factory.mktemp("bert")
     model.save_pretrained(path)
     word_tokenizer().save(str(path / "tokenizer.json"))
     return model, path
@@ -116,6 +103,18 @@ def test_a_text_that_is_too_long_is_refused_not_cut(made: tuple[Any, Path], tmp_
     assert embedder.embed(["one two three four"]).shape == (1, 32)
     with pytest.raises(ValueError, match="text 0 has 7 tokens, send at most 6"):
         embedder.embed(["one two three four five"])
+
+
+def test_tokens_are_taken_as_they_are_and_checked(made: tuple[Any, Path]) -> None:
+    embedder = Embedder.from_pretrained(made[1])
+    ids = embedder.tokenize(["one two"])
+    assert embedder.tokenize([*ids, "two"]) == [*ids, [0, 3, 1]]
+    torch.testing.assert_close(embedder.embed_tokens(ids), embedder.embed(["one two"]))
+    for wrong in ([9], [-1]):
+        with pytest.raises(ValueError, match=r"text 1 has a token id outside \[0, 9\)"):
+            embedder.tokenize(["one", wrong])
+    with pytest.raises(ValueError, match="text 0 has no tokens"):
+        embedder.tokenize([[]])
 
 
 def test_a_cancel_between_two_layers_ends_the_work_there(made: tuple[Any, Path]) -> None:

@@ -33,6 +33,8 @@ async def retrieve_model(request: Request) -> Response:
 def _models(request: Request) -> dict[str, dict[str, Any]]:
     frontend: Frontend = request.app.state.frontend
     names = [unquote(name) for name in frontend.backends]
+    if frontend.embedder is not None:
+        names.append(frontend.embedder.name)
     return {
         name: {
             "id": name,

@@ -21,6 +21,9 @@ __all__ = [
     "decode_request",
 ]
 
+#: That a request may take.
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -59,7 +62,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
-    timeout: float | None = None
+    timeout: Seconds | None = None
 
     #: Names of fields, and the values of them that change nothing.
     harmless: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -138,7 +141,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     input: str | list[Any]
     encoding_format: str | None = None
     dimensions: int | None = None
-    timeout: float | None = None
+    timeout: Seconds | None = None
 
 
 def decode_request(kind: type[T], body: bytes) -> T:
