@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from disconnect_watch.backends.infer import Code, InferError, InferRequest, InferTensor
-from tests.support.models import ModelHost, tensors, write_model
+from tests.support.models import TIME_LIMIT, ModelHost, tensors, write_model
+
+pytestmark = pytest.mark.timeout(TIME_LIMIT)
 
 #: Does what its input names, for each request or for all.
 ODD = """

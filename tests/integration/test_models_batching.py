@@ -11,6 +11,7 @@ import pytest
 from disconnect_watch import Reason
 from disconnect_watch.backends.infer import Code, InferError, InferRequest
 from tests.support.models import (
+    TIME_LIMIT,
     EventLog,
     ModelHost,
     ended,
@@ -19,6 +20,8 @@ from tests.support.models import (
     until,
     write_model,
 )
+
+pytestmark = pytest.mark.timeout(TIME_LIMIT)
 
 #: Says which requests came together, and holds a batch until a file is there.
 BATCHED = """

@@ -12,6 +12,7 @@ import pytest
 from disconnect_watch import Reason
 from disconnect_watch.backends.infer import Code, InferError, InferRequest
 from tests.support.models import (
+    TIME_LIMIT,
     TRITON_MODELS,
     EventLog,
     ModelHost,
@@ -22,6 +23,8 @@ from tests.support.models import (
     until,
     write_model,
 )
+
+pytestmark = pytest.mark.timeout(TIME_LIMIT)
 
 TEXT = 'input { name: "text" data_type: TYPE_STRING dims: 1 }'
 DELAY = 'input { name: "delay" data_type: TYPE_FP32 dims: 1 optional: true }'

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.models import EventLog, write_model
+from tests.support.models import PATIENCE, TIME_LIMIT, EventLog, write_model
 from tests.support.net import wait_until
+
+pytestmark = pytest.mark.timeout(TIME_LIMIT)
 
 CONFIG = 'input { name: "text_input" data_type: TYPE_STRING dims: 1 }'
 
@@ -65,9 +67,9 @@ def test_worker_ends_with_its_server(
         pids = [int(pid) for pid in server.stdout.readline().split()]
         try:
             assert pids
-            wait_until(lambda: log.events("start"), 30)
+            wait_until(lambda: log.events("start"), PATIENCE)
             server.send_signal(signal.SIGKILL)
-            wait_until(lambda: all(map(has_ended, pids)), 30)
+            wait_until(lambda: all(map(has_ended, pids)), PATIENCE)
         finally:
             server.kill()
             for pid in pids:

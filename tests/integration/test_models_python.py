@@ -14,6 +14,7 @@ import pytest
 from disconnect_watch import Reason
 from disconnect_watch.backends.infer import Code, InferError, InferRequest
 from tests.support.models import (
+    TIME_LIMIT,
     TRITON_MODELS,
     EventLog,
     ModelHost,
@@ -24,6 +25,8 @@ from tests.support.models import (
     until,
     write_model,
 )
+
+pytestmark = pytest.mark.timeout(TIME_LIMIT)
 
 WANTED = ("echo_text", "fails", "identity_bytes", "identity_fp32", "slow_one", "stream")
 

@@ -13,6 +13,7 @@ from disconnect_watch import Reason
 from disconnect_watch.backends.infer import Code, InferError, InferRequest
 from disconnect_watch.backends.statistics import IndexEntry
 from tests.support.models import (
+    TIME_LIMIT,
     EventLog,
     ModelHost,
     ended,
@@ -21,6 +22,8 @@ from tests.support.models import (
     until,
     write_model,
 )
+
+pytestmark = pytest.mark.timeout(TIME_LIMIT)
 
 #: Answers with the number that it was made with, and the version that it is of.
 NUMBER = """

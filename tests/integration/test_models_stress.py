@@ -10,7 +10,9 @@ import pytest
 
 from disconnect_watch import Reason
 from disconnect_watch.backends.infer import Code, InferError, InferRequest
-from tests.support.models import TRITON_MODELS, ModelHost, tensors, text_request, until
+from tests.support.models import TIME_LIMIT, TRITON_MODELS, ModelHost, tensors, text_request, until
+
+pytestmark = pytest.mark.timeout(TIME_LIMIT)
 
 MODELS = ("identity_bytes", "identity_fp32", "stream")
 

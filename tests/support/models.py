@@ -17,8 +17,10 @@ from disconnect_watch.backends.repository import ModelRepository
 #: A repository that the real Triton answered the captured requests with.
 TRITON_MODELS = Path(__file__).parents[1] / "triton" / "models"
 
-#: Seconds that a worker process may take for anything on a loaded machine.
-PATIENCE = 30.0
+#: Seconds that worker processes may take for anything on a loaded machine, their start included;
+#: modules that have some give their tests ``TIME_LIMIT`` of their own.
+PATIENCE = 100.0
+TIME_LIMIT = 300
 
 Result = TypeVar("Result")
 
