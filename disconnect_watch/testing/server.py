@@ -45,13 +45,15 @@ class ThreadedServer:
         *,
         make_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
     ) -> None:
+        from disconnect_watch.testing._prompt import made_prompt  # which needs uvicorn
+
         self.server = server
         self.sock = sock
         self.loop = make_loop()
-        self._stopping = asyncio.Event()
+        self._server = made_prompt(server)
         self._thread = threading.Thread(target=self._run, name="test-server")
         self._thread.start()
-        wait_until(lambda: server.started or not self._thread.is_alive(), 30)
+        wait_until(lambda: server.started or not self._thread.is_alive(), 60)
         if not server.started:
             self.stop()
             raise RuntimeError("the server did not start; uvicorn's log says why")
@@ -75,8 +77,8 @@ class ThreadedServer:
         """An orderly end, as by a signal. Idempotent."""
         self.server.should_exit = True
         with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-            self.loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join(20)
+            self.loop.call_soon_threadsafe(self._server.tell_to_stop)
+        self._thread.join(60)
         assert not self._thread.is_alive(), "the server did not stop"
         self.sock.close()
 
@@ -86,10 +88,10 @@ class ThreadedServer:
 
         def block() -> None:
             is_blocked.set()
-            release.wait(30)
+            release.wait(60)
 
         self.loop.call_soon_threadsafe(block)
-        assert is_blocked.wait(10)
+        assert is_blocked.wait(40)
         return release.set
 
     def _run(self) -> None:
@@ -97,39 +99,7 @@ class ThreadedServer:
             asyncio.Runner(loop_factory=lambda: self.loop) as runner,
             contextlib.suppress(SystemExit),  # by which uvicorn says that start-up failed
         ):
-            runner.run(self._serve())
-
-    async def _serve(self) -> None:
-        """``server.serve``, but a stop takes effect at once.
-
-        uvicorn (0.54) looks each 0.1 s whether it is to stop, and then waits 0.1 s for its
-        connections to close even if there is none; that is most of the time of a short test.
-        """
-        server = self.server
-        self._main_loop, self._shutdown = server.main_loop, server.shutdown
-        server.main_loop = self._run_until_stopped  # type: ignore[method-assign]
-        if _is_uvicorns_own(server.shutdown):
-            server.shutdown = self._shut_down  # type: ignore[method-assign]
-        await server.serve(sockets=[self.sock])
-
-    async def _run_until_stopped(self) -> None:
-        looking = asyncio.create_task(self._main_loop())
-        stopping = asyncio.create_task(self._stopping.wait())
-        await asyncio.wait({looking, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        looking.cancel()
-        stopping.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await looking
-
-    async def _shut_down(self, sockets: list[socket.socket] | None = None) -> None:
-        server = self.server
-        if server.server_state.connections or server.server_state.tasks:
-            await self._shutdown(sockets)
-            return
-        for listening in server.servers:
-            listening.close()
-            await listening.wait_closed()
-        await server.lifespan.shutdown()
+            runner.run(self._server.serve(sockets=[self.sock]))
 
 
 @contextlib.contextmanager
@@ -170,12 +140,6 @@ def serving(
             yield threaded
         finally:
             threaded.stop()
-
-
-def _is_uvicorns_own(shutdown: Any) -> bool:
-    import uvicorn
-
-    return shutdown.__func__ is uvicorn.Server.shutdown
 
 
 @contextlib.contextmanager
