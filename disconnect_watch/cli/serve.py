@@ -19,6 +19,7 @@ from disconnect_watch.ports import bind, bind_unix
 
 if TYPE_CHECKING:
     from disconnect_watch.server import Frontend
+    from disconnect_watch.server.cloud import CloudMode
 
 __all__ = ["serve"]
 
@@ -107,8 +108,16 @@ def serve(
         float | None,
         typer.Option(min=0, help="Seconds after which a model that ignores a cancel is stopped."),
     ] = None,
-    http_address: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    http_port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    http_address: Annotated[
+        str | None,
+        typer.Option(help="Address to listen on; without it loopback, in a cloud every one."),
+    ] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="0 takes a free one; without it 8000, or what the cloud says."
+        ),
+    ] = None,
     metrics_port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8002,
     http_restricted_api: Annotated[
         list[str] | None,
@@ -120,6 +129,19 @@ def serve(
     allow_client_shm: Annotated[
         BoolOption, typer.Option(help="Let clients have tensors in shared memory.")
     ] = BoolOption.FALSE,
+    allow_sagemaker: Annotated[
+        bool, typer.Option("--allow-sagemaker", help="Serve SageMaker's paths, by SAGEMAKER_*.")
+    ] = False,
+    allow_vertex_ai: Annotated[
+        bool,
+        typer.Option(
+            "--allow-vertex-ai",
+            help="Serve Vertex AI's paths, by AIP_*; AIP_MODE=PREDICTION turns it on too.",
+        ),
+    ] = False,
+    vertex_ai_default_model: Annotated[
+        str, typer.Option(help="For predictions that name no other.")
+    ] = "",
     strict: Annotated[
         bool,
         typer.Option("--strict", help="Answer in all as Triton: 400 for what was cancelled."),
@@ -184,13 +206,16 @@ def serve(
     """
     try:
         keys = KeyRing.read(api_keys, environment=os.environ)
+        cloud = _cloud(allow_sagemaker, allow_vertex_ai, vertex_ai_default_model)
     except (OSError, ValueError) as error:
         fail(str(error))
+    address = http_address or ("127.0.0.1" if cloud is None else "0.0.0.0")
+    port = http_port if http_port is not None else 8000 if cloud is None else cloud.port
     try:
         # Before anything heavy is loaded, so that a port in use is told at once.
         with (
-            bind(http_address, http_port) as http,
-            bind(http_address, metrics_port) as metrics,
+            bind(address, port) as http,
+            bind(address, metrics_port) as metrics,
             bind_unix(str(admin_socket)) if admin_socket else contextlib.nullcontext() as admin,
         ):
             try:
@@ -217,6 +242,7 @@ def serve(
                     unblind=unblind,
                     disconnect_grace=math.inf if no_cancel_on_disconnect else disconnect_grace,
                     read_timeout=read_timeout,
+                    cloud=cloud,
                     exit_on_error=exit_on_error is BoolOption.TRUE,
                     frontend=FrontendOptions(
                         max_body_bytes=max_body_bytes,
@@ -278,6 +304,24 @@ def serve(
     except OSError as error:
         # What bind says is whole; of a file the name stands beside it.
         fail(str(error) if error.filename or not error.strerror else error.strerror)
+
+
+def _cloud(sagemaker: bool, vertex: bool, model: str) -> "CloudMode | None":
+    vertex = vertex or os.environ.get("AIP_MODE") == "PREDICTION"
+    if not (sagemaker or vertex):
+        return None
+    try:
+        from disconnect_watch.server.cloud import SageMaker, VertexAI
+    except ImportError as error:
+        fail(f"{error}; install it with: pip install 'disconnect-watch[server]'")
+
+    if sagemaker and vertex:
+        raise ValueError("--allow-sagemaker and Vertex AI exclude each other, choose one")
+    if sagemaker:
+        return SageMaker.from_environment(os.environ)
+    if not model:
+        raise ValueError("name the model for predictions with --vertex-ai-default-model")
+    return VertexAI.from_environment(os.environ, model=model)
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:

@@ -19,6 +19,7 @@ from disconnect_watch.server.abort import (
 )
 from disconnect_watch.server.access import AccessLog
 from disconnect_watch.server.answers import error_response
+from disconnect_watch.server.cloud import CloudMode
 from disconnect_watch.server.errors import CancelledByPeer, RequestError
 from disconnect_watch.server.frontend import Frontend
 from disconnect_watch.server.generate import generate, generate_stream
@@ -59,11 +60,13 @@ def create_app(
     metrics: Metrics,
     *,
     gatekeeper: Gatekeeper | None = None,
+    cloud: CloudMode | None = None,
 ) -> AccessLog:
     """The HTTP frontend as an ASGI application.
 
     Args:
         gatekeeper: knows who calls; None needs no keys, and has an admin's token of its own.
+        cloud: whose paths are served instead of our own.
 
     Run it under ``adapters.uvicorn.HttpTools``: the cancel tokens come from there, and
     without them a client that leaves is not noticed.
@@ -101,7 +104,8 @@ def create_app(
     app.state.frontend = frontend
     app.state.metrics = metrics
     tracked = Tracking(V2(app, frontend), frontend.ledger, timeout=frontend.options.request_timeout)
-    return AccessLog(Guard(tracked, gatekeeper or Gatekeeper()))
+    guarded = Guard(tracked, gatekeeper or Gatekeeper())
+    return AccessLog(guarded if cloud is None else cloud.wrap(guarded))
 
 
 def create_metrics_app(metrics: Metrics) -> ASGIApp:

@@ -22,6 +22,7 @@ from disconnect_watch.backends.models import Models
 from disconnect_watch.errors import DisconnectWatchError
 from disconnect_watch.ports import listen
 from disconnect_watch.server.app import create_app, create_metrics_app
+from disconnect_watch.server.cloud import CloudMode
 from disconnect_watch.server.frontend import Frontend
 from disconnect_watch.server.guard import AdminDoor, Gatekeeper
 from disconnect_watch.server.metrics import Metrics
@@ -65,6 +66,7 @@ class ServeOptions:
         read_timeout: seconds that a request has to arrive, beside those for its size.
         frontend: what it allows, and how it answers.
         exit_on_error: do not serve if a model can't be loaded.
+        cloud: whose paths are served instead of our own.
     """
 
     grace: float = 5.0
@@ -76,6 +78,7 @@ class ServeOptions:
     read_timeout: float = 60.0
     frontend: FrontendOptions = field(default_factory=FrontendOptions)
     exit_on_error: bool = True
+    cloud: CloudMode | None = None
 
 
 class ModelsFailedError(DisconnectWatchError):
@@ -243,7 +246,11 @@ def make_server(
         },
     )
     return FrontendServer(
-        _config(create_app(frontend, metrics, gatekeeper=gatekeeper), protocol, options),
+        _config(
+            create_app(frontend, metrics, gatekeeper=gatekeeper, cloud=options.cloud),
+            protocol,
+            options,
+        ),
         frontend,
         grace=options.grace,
         announce=announce,
