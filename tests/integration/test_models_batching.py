@@ -181,7 +181,7 @@ def test_queue_that_is_full_refuses_and_who_waits_too_long_is_told(
     host: ModelHost, log: EventLog, directory: Path
 ) -> None:
     async def main() -> None:
-        requests = [row(value, str(value), timeout_us=300_000) for value in range(6)]
+        requests = [row(value, str(value), timeout_us=2_000_000) for value in range(6)]
         tasks, model = await behind_first(host, log, requests)
         rejected = model.statistics.failures.get("REJECTED", 0)
         with pytest.raises(InferError) as caught:

@@ -25,7 +25,7 @@ from disconnect_watch.backends.python_model.worker.logger import Logger
 from disconnect_watch.backends.python_model.worker.runner import Runner
 
 #: Seconds that a model has to end after its server is gone; then it is ended.
-ORPHAN_GRACE = 3.0
+ORPHAN_GRACE = 5.0
 
 
 def main() -> None:
