@@ -40,6 +40,7 @@ BEYOND_THE_CORE = [
     "proxies",
     "servers",
     "stress/test_stress_engine.py",
+    "triton",
     "unit/test_asgi_route.py",
     "unit/test_backends_*",
     "unit/test_bench*",
