@@ -20,7 +20,7 @@ STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
 	-Wstrict-prototypes -Wmissing-prototypes -Werror -Idisconnect_watch/include
 
 .PHONY: serve test test-py test-all test-c test-programs matrix matrix-proxies matrix-clients matrix-servers stress-core stress-engine sanitize tsan valgrind fuzz mutants conformance \
-	lint types fmt build dev bench bench-quick gpu test-core test-pythons wheel ci clean
+	lint types fmt build dev bench bench-quick bench-engine gpu test-core test-pythons wheel ci clean
 
 serve: $(VENV)/.serve
 	$(BIN)/disconnect-watch serve --http-port $(PORT) --metrics-port $(METRICS_PORT) \
@@ -134,6 +134,12 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench.flag_check
 	$(BIN)/python -m bench.worker
 	$(BIN)/python -m bench.plot
+
+# The embedded engine while clients leave it, and beside transformers and, if `.ci/vllm` has made
+# a venv for it, vLLM; about 8 minutes on an idle machine.
+bench-engine: $(VENV)/.dev
+	$(BIN)/python -m bench.engine
+	$(BIN)/python -m bench.engine_plot
 
 # On a machine with a GPU: the tests that only it can run, and what it measures.
 gpu: $(VENV)/.dev

@@ -14,7 +14,7 @@ from pathlib import Path
 __all__ = ["MachineFacts"]
 
 #: Distributions whose version can move a number here.
-DISTRIBUTIONS = ("Cython", "httptools", "torch", "uvloop")
+DISTRIBUTIONS = ("Cython", "httptools", "torch", "transformers", "uvloop")
 REPOSITORY = Path(__file__).parent.parent
 
 

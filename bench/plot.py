@@ -18,7 +18,7 @@ from xml.sax.saxutils import escape
 from bench._harness import BENCH_DIR, CURVE
 from bench.baselines import PIPELINED, PLAIN, WAYS
 
-__all__ = ["IMAGE", "draw", "main"]
+__all__ = ["IMAGE", "STYLE", "draw", "main", "text"]
 
 IMAGE = BENCH_DIR.parent / "docs" / "img" / "latency.svg"
 RESULTS = BENCH_DIR / "results" / "baselines.json"
@@ -81,15 +81,15 @@ def draw(results: dict[str, Any]) -> str:
 
 def _axes(close: str, left: int) -> Iterator[str]:
     bottom = PANEL_TOP + PANEL_HEIGHT
-    yield _text(left, PANEL_TOP - 18, close, "title")
+    yield text(left, PANEL_TOP - 18, close, "title")
     for us, label in TICKS.items():
         x = _x(us, left)
         yield f'<path class="grid" d="M{x} {PANEL_TOP}V{bottom}"/>'
-        yield _text(x, bottom + 18, label, anchor="middle")
+        yield text(x, bottom + 18, label, anchor="middle")
     for percent in range(0, 101, 25):
         y = _y(percent / 100)
         yield f'<path class="grid" d="M{left} {y}h{PANEL_WIDTH}"/>'
-        yield _text(left - 6, y + 4, f"{percent}%", anchor="end")
+        yield text(left - 6, y + 4, f"{percent}%", anchor="end")
 
 
 def _points(curve: Sequence[float], share: float, left: int) -> list[tuple[float, float]]:
@@ -108,14 +108,15 @@ def _legend(give_up: float) -> Iterator[str]:
     for i, (who, stroke) in enumerate(zip(WAYS, STROKES, strict=True)):
         left, y = 60 + i // 3 * 270, LEGEND_TOP + i % 3 * 20
         yield _line([(left, y - 4), (left + 34, y - 4)], stroke)
-        yield _text(left + 42, y, who)
+        yield text(left + 42, y, who)
     ends = f"time after the client's close(); a line on the floor: never within {give_up:g} s"
-    yield _text(WIDTH / 2, PANEL_TOP + PANEL_HEIGHT + 36, ends, anchor="middle")
+    yield text(WIDTH / 2, PANEL_TOP + PANEL_HEIGHT + 36, ends, anchor="middle")
 
 
-def _text(x: float, y: float, text: str, css: str = "", *, anchor: str = "start") -> str:
+def text(x: float, y: float, words: str, css: str = "", *, anchor: str = "start") -> str:
+    """A line of text at a point."""
     css = f' class="{css}"' if css else ""
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{css}>{escape(text)}</text>'
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{css}>{escape(words)}</text>'
 
 
 def _x(us: float, left: int) -> float:
