@@ -52,6 +52,7 @@ class EngineCore:
         layer_hook: called with step and layer before the flags are read for that layer; for
             tests that must act in the middle of a forward.
         clock: nanoseconds, by which deadlines pass.
+        arithmetic, missing: see ``EngineStats``.
     """
 
     def __init__(
@@ -70,6 +71,8 @@ class EngineCore:
         self.step_log: deque[StepRecord] = deque(maxlen=config.step_log_size)
         self.layer_hook: Callable[[int, int], None] | None = None
         self.clock: Callable[[], int] = time.monotonic_ns
+        self.arithmetic = "none"
+        self.missing: tuple[str, ...] = ()
         self._runner = runner
         self._pool = BlockPool(num_blocks, block_size=config.block_size)
         self._scheduler = Scheduler(
@@ -158,6 +161,8 @@ class EngineCore:
             num_wasted_tokens=counts.num_wasted_tokens,
             num_stale_events=counts.num_stale_events,
             outcomes=dict(counts.outcomes),
+            arithmetic=self.arithmetic,
+            missing=self.missing,
         )
 
     def abort(self, request_id: str) -> AbortResult:

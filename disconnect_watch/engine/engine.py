@@ -1,5 +1,6 @@
 """The engine: a model from a directory, its cache, and the step loop over both."""
 
+import logging
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from disconnect_watch.engine.errors import PromptTooLongError
 from disconnect_watch.engine.kv_cache import KVCache
 from disconnect_watch.engine.model import LlamaModel
 from disconnect_watch.engine.model_config import ModelConfig
-from disconnect_watch.engine.native import NativeDecoder
+from disconnect_watch.engine.native import INSTRUCTIONS, NativeDecoder
 from disconnect_watch.engine.params import SamplingParams
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.runner import ModelRunner
@@ -23,6 +24,8 @@ from disconnect_watch.errors import shown
 from disconnect_watch.token import CancelToken
 
 __all__ = ["DEFAULT_MODEL", "SMALL_MODEL", "Engine"]
+
+logger = logging.getLogger(__name__)
 
 #: Directory of the small trained model that ships with the package.
 DEFAULT_MODEL = Path(__file__).parent / "tiny"
@@ -60,12 +63,13 @@ class Engine(EngineCore):
         cache = KVCache(
             model.config, num_blocks=num_blocks, block_size=config.block_size, dtype=dtype
         )
+        against = _reason_against_native(config, model)
         super().__init__(
             ModelRunner(
                 model,
                 cache,
                 max_model_len=max_model_len,
-                is_native=_is_native(config, model),
+                is_native=against is None,
                 is_invariant=config.batch_invariant,
             ),
             tokenizer,
@@ -74,6 +78,13 @@ class Engine(EngineCore):
             max_model_len=max_model_len,
             eos_token_ids=model.config.eos_token_ids,
         )
+        self.arithmetic = f"native, {INSTRUCTIONS}" if against is None else "torch"
+        if against is not None:
+            self.missing = (f"the decoder in C is not used: {against}",)
+        mode = ", batch-invariant" if config.batch_invariant else ""
+        logger.info("the engine computes by %s%s", self.arithmetic, mode)
+        for lack in self.missing:
+            logger.info("%s", lack)
 
     @classmethod
     def from_pretrained(
@@ -178,16 +189,19 @@ class Engine(EngineCore):
         return request
 
 
-def _is_native(config: EngineConfig, model: LlamaModel) -> bool:
-    """Whether the C computes this model; raises if it is told to and cannot."""
+def _reason_against_native(config: EngineConfig, model: LlamaModel) -> str | None:
+    """Return why torch computes this model, None if the C does; raises if it must and cannot."""
     reason = NativeDecoder.reason_against(model)
-    if config.arithmetic == "torch" or (config.arithmetic == "auto" and not config.batch_invariant):
-        is_default = config.arithmetic == "auto" and torch.get_num_threads() == 1
-        return is_default and not reason
-    if reason:
-        asked = "batch_invariant is set" if config.batch_invariant else "arithmetic is 'native'"
-        raise ValueError(f"{asked}, which cannot run this model: {reason}")
-    return True
+    if config.batch_invariant or config.arithmetic == "native":
+        if reason:
+            asked = "batch_invariant is set" if config.batch_invariant else "arithmetic is 'native'"
+            raise ValueError(f"{asked}, which cannot run this model: {reason}")
+        return None
+    if config.arithmetic == "torch":
+        return "arithmetic is 'torch'"
+    if torch.get_num_threads() > 1:
+        return f"torch uses {torch.get_num_threads()} threads, it one"
+    return reason
 
 
 def _size_cache(

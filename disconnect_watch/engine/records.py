@@ -105,6 +105,9 @@ class EngineStats:
         num_wasted_tokens: sampled and withheld.
         num_stale_events: aborts of requests that had ended already.
         outcomes: how many requests ended so, by kind and phase (None for ``finished``).
+        arithmetic: what computes a forward: ``"native"`` and the set of instructions, or
+            ``"torch"``.
+        missing: a sentence for each thing that this machine or model lacks for the best of it.
     """
 
     num_waiting: int
@@ -123,6 +126,8 @@ class EngineStats:
     num_wasted_tokens: int
     num_stale_events: int
     outcomes: Mapping[tuple[str, Phase | None], int] = field(default_factory=dict)
+    arithmetic: str = "none"
+    missing: tuple[str, ...] = ()
 
     @property
     def num_blocks_available(self) -> int:

@@ -1,12 +1,13 @@
 """The decoder in C: when it is taken, and that a row's bits are its own affair."""
 
+import logging
 from typing import Any
 
 import pytest
 import torch
 
 from disconnect_watch.engine import Engine, EngineConfig, SamplingParams
-from disconnect_watch.engine.native import NativeDecoder
+from disconnect_watch.engine.native import INSTRUCTIONS, NativeDecoder
 from tests.support.engine import (
     make_engine,
     run_to_end,
@@ -82,6 +83,23 @@ def test_torch_is_the_default_for_half_precision_and_for_several_threads(tmp_pat
         assert decoder_of(several) == "TorchDecoder"
     finally:
         torch.set_num_threads(threads)
+
+
+def test_what_computes_and_what_is_missing_for_better_is_told_at_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, "disconnect_watch.engine"):
+        stats = make_engine().stats()
+        assert stats.arithmetic == f"native, {INSTRUCTIONS}"
+        assert stats.missing == ()
+        stats = make_engine(arithmetic="torch").stats()
+    assert stats.arithmetic == "torch"
+    assert stats.missing == ("the decoder in C is not used: arithmetic is 'torch'",)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the engine computes by native, {INSTRUCTIONS}",
+        "the engine computes by torch",
+        *stats.missing,
+    ]
 
 
 def test_what_c_cannot_compute_is_refused_where_it_was_asked_for(tmp_path: Any) -> None:
