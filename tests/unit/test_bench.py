@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench import _build, flag_check, latency, watch_cost, worker
+from bench import _build, flag_check, invariant, latency, watch_cost, worker
 from bench._bare_loop import BareLoop
 from bench._conditions import Condition, Conditions
 from bench._harness import CURVE, Report, Row, median_of_ratios, ratio_of_medians, run_command
@@ -345,6 +345,19 @@ def test_flag_check_runs_and_writes_its_results(tmp_path: Path) -> None:
     assert medians[f"a look at all flags, {of}"] > 0
     assert medians[f"a read of one request's flags, {of}"] > 0
     assert medians[f"flag checks of a step, {of}"] > 0
+
+
+@pytest.mark.slow
+def test_invariant_runs_and_writes_its_results(tmp_path: Path) -> None:
+    config = invariant.Config(num_rows=(2,), prompt_lens=(40,), num_rounds=2, num_steps=1)
+    path = tmp_path / "invariant.json"
+    invariant.run(config).write(path)
+    results = json.loads(path.read_text())
+    assert_schema(results)
+    assert [ratio["name"] for ratio in results["ratios"]] == [
+        "a step of 2, batch-invariant",
+        "a prompt of 40, batch-invariant",
+    ]
 
 
 @pytest.mark.slow
