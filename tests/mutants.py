@@ -23,7 +23,7 @@ __all__ = ["Mutant", "load", "main", "table"]
 
 ROOT = Path(__file__).parents[1]
 MUTANTS = Path(__file__).with_name("mutants.toml")
-#: A mutant may hang; the tests' own limit is three minutes each.
+#: A mutant may hang; the tests' own limit is four minutes each.
 LIMIT_S = 300
 #: What a copy needs not have.
 LEFT_OUT = shutil.ignore_patterns(

@@ -83,7 +83,7 @@ class Process:
 
 
 @contextlib.contextmanager
-def running(*options: str, within: float = 120) -> Iterator[Process]:
+def running(*options: str, within: float = 170) -> Iterator[Process]:
     """The command, ready; killed at the end, whatever happened, so that none is left behind."""
     process = Process(*options)
     try:
