@@ -10,6 +10,8 @@ from tests.matrix.ways import KINDS, WAYS
 
 __all__ = ["page"]
 
+#: Of outcomes, as they are listed where several are possible.
+_NAMES = ("FIN", "RESET", "OWNER_CLOSED", "blind", "silent")
 _STATE_TITLES = {
     "reading": "reading",
     "paused": "paused",
@@ -48,6 +50,9 @@ watch it as a bare fd and as the transport of `connect_write_pipe`.
 - **FIN**, **RESET**: the token was set with that reason. A number behind it: that many bytes were
   unread then, and are still there for the owner. (Where the owner reads it depends on the moment,
   and is not shown.)
+- **FIN or RESET**: two sources race, and a run gives one of them, now this and now that. Where the
+  owner reads (a loop's TLS layer does even if paused) he answers a FIN and takes the error of a
+  reset, so that either may be told of any leave; shown is what is told where nobody reads.
 - **OWNER_CLOSED**: a watch that came after the TLS layer, or a pipe's transport, had closed by
   itself said so.
 - **silent**: nothing was said, as nobody left.
@@ -82,21 +87,33 @@ def _table(poller: str, driver: str, outcomes: Mapping[Cell, Outcome]) -> str:
 
 
 def _entry(name: str, kind: str, poller: str, driver: str, outcomes: Mapping[Cell, Outcome]) -> str:
-    """One cell of the table: what most gave, then who gave something else."""
+    """One cell of the table: what most gave, then who gave something else, races last."""
     givers = collections.defaultdict(list)
     for owner, state in COMBINATIONS:
         cell = Cell(name, kind, owner, state, poller, driver)
         if cell in outcomes:
-            outcome = outcomes[cell]
-            givers[Outcome(outcome.name) if cell.is_read else outcome].append((owner, state))
+            givers[_steady(cell, outcomes[cell])].append((owner, state))
     shown = _without_twins(givers)
     if not shown:
         return ""
-    (most, _), *others = sorted(shown.items(), key=lambda item: -len(item[1]))
+    # First what is told without a race, then what most gave.
+    (most, _), *others = sorted(
+        shown.items(), key=lambda item: (" or " in item[0].name, -len(item[1]))
+    )
     present = [pair for pairs in givers.values() for pair in pairs]
     parts = [str(most)]
     parts += [f"{outcome} when {_combined(pairs, present)}" for outcome, pairs in others]
     return "; ".join(parts)
+
+
+def _steady(cell: Cell, outcome: Outcome) -> Outcome:
+    """What the next run shows as well, though another source may win a race in it."""
+    if outcome.name in cell.names and len(cell.names) > 1:
+        if cell.is_read and cell.names == {"FIN", "RESET"}:
+            return Outcome(cell.way.outcome)
+        *others, last = sorted(cell.names, key=_NAMES.index)
+        return Outcome(f"{', '.join(others)} or {last}")
+    return Outcome(outcome.name) if cell.is_read else outcome
 
 
 def _without_twins(
