@@ -35,6 +35,7 @@ BEYOND_THE_CORE = [
     "kernels",
     "machines/test_core_machine.py",
     "machines/test_engine_machine.py",
+    "machines/test_invariant_machine.py",
     "machines/test_pool_machine.py",
     "machines/test_scheduler_machine.py",
     "proxies",
