@@ -18,6 +18,9 @@ static void held_open(held *h, const watch_setup *setup)
     h->num_fds_before = dw_test_count_fds();
     fixture_open(&h->fx, setup);
     fixture_watch(&h->fx, &h->w);
+    /* So that the parent's thread has begun. Under AddressSanitizer, in one run of
+     * a thousand on a busy machine, the thread of a child never got going. */
+    fixture_settle(&h->fx);
 }
 
 static void held_check_and_close(held *h)
