@@ -34,7 +34,7 @@ test-py: $(VENV)/.dev
 
 # With what is too long for every day: the whole matrix, 18,000 connections, other Pythons.
 test-all: test-c $(VENV)/.dev
-	$(BIN)/python -m pytest -q -m ""
+	$(BIN)/python -m pytest -q -m "" --hypothesis-profile=new-examples
 	$(MAKE) test-pythons
 
 # Each way to leave, over each kind of connection, in each state of its owner.

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 import pytest
 import uvloop
+from hypothesis import HealthCheck, settings
 
 from disconnect_watch import Watcher
 from disconnect_watch.watcher import default_watcher
@@ -18,6 +19,17 @@ from tests.support.net import KINDS, LEAVES, POLLERS, Pair, connected, open_fds,
 
 faulthandler.enable()
 uvloop.new_event_loop().close()  # libuv's signal pipe is the process's for ever
+
+# The same examples in each run, however slow the machine: what failed once fails again.
+# `make test-all` draws new ones.
+for profile, derandomize in (("steady", True), ("new-examples", False)):
+    settings.register_profile(
+        profile,
+        deadline=None,
+        derandomize=derandomize,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+settings.load_profile("steady")
 
 #: What needs the engine, the frontend or a framework. All else is the core suite, which
 #: runs on every Python and against an installed wheel, without torch; a test that does not
