@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CONSTRAINTS := .ci/constraints.txt
 CSRC := $(wildcard csrc/*.c)
-SOURCES := setup.py $(CSRC) $(wildcard csrc/*.h) $(wildcard disconnect_watch/*.p[xy][dx] disconnect_watch/engine/*.pyx) \
+SOURCES := setup.py $(CSRC) $(wildcard csrc/*.h) $(wildcard disconnect_watch/*.p[xy][dx] disconnect_watch/*/*.p[xy][dx]) \
 	$(wildcard disconnect_watch/include/*.h)
 FORMATTED := $(wildcard tests/native/*.cpp \
 	$(addsuffix /*.[ch],csrc tests/c tests/kernels tests/native disconnect_watch/include))
@@ -116,7 +116,8 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(BIN)/mypy disconnect_watch pytest_disconnect_watch.py tests bench
-	$(BIN)/python -m mypy.stubtest disconnect_watch._core disconnect_watch.aio._fast disconnect_watch.engine._math
+	$(BIN)/python -m mypy.stubtest disconnect_watch._core disconnect_watch.aio._fast \
+		disconnect_watch.adapters._fast disconnect_watch.engine._math
 
 fmt: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
@@ -172,7 +173,7 @@ ci: lint types test sanitize tsan
 
 clean:
 	rm -rf $(VENV) .venv-3.* build dist *.egg-info tests/c/build disconnect_watch/_core.c \
-		disconnect_watch/aio/_fast.c disconnect_watch/engine/_math.c disconnect_watch/*.so disconnect_watch/*/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
+		disconnect_watch/*/_fast.c disconnect_watch/engine/_math.c disconnect_watch/*.so disconnect_watch/*/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # The venv, with a word on what a bare system lacks.
 $(BIN)/python:

@@ -1,4 +1,4 @@
-"""The three extension modules; everything else is in pyproject.toml.
+"""The extension modules; everything else is in pyproject.toml.
 
 Environment switches, all off by default:
     DISCONNECT_WATCH_DEBUG=1        asserts on, sync points compiled in
@@ -63,6 +63,7 @@ HEADERS = [
     "csrc/dw_watcher.h",
     "disconnect_watch/_core.pxd",
     "disconnect_watch/_dw.pxd",
+    "disconnect_watch/aio/_fast.pxd",
 ]
 
 
@@ -109,8 +110,9 @@ setup(
     ext_modules=cythonize(
         [
             extension("_core", "disconnect_watch/_core.pyx", *SOURCES),
-            # No C of ours but the declarations: it calls through _core.
+            # No C of ours but the declarations: they call through _core.
             extension("aio._fast", "disconnect_watch/aio/_fast.pyx"),
+            extension("adapters._fast", "disconnect_watch/adapters/_fast.pyx"),
             # Loops over numbers and nothing else, by themselves for the sake of the flags.
             extension(
                 "engine._math",

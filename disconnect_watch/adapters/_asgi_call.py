@@ -20,19 +20,19 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any
 
-from disconnect_watch.adapters import LEAVES, TOKEN_KEY
-from disconnect_watch.adapters._asgi_find import CALL_KEY, connection_of, find
-from disconnect_watch.adapters._content_length import content_length
+from disconnect_watch.adapters import LEAVES
+from disconnect_watch.adapters._asgi_find import connection_of, find
+from disconnect_watch.adapters._fast import Call, counts
 from disconnect_watch.adapters._inbox import DISCONNECT, Inbox, Message, Receive, is_asked_for
 from disconnect_watch.adapters._look import is_mere_look
-from disconnect_watch.aio._fast import Block
 from disconnect_watch.errors import ClientDisconnected
 from disconnect_watch.token import CancelToken, Reason
 from disconnect_watch.watcher import MASK_ANY
 
-__all__ = ["App", "Scope", "Send", "WatchedCall", "counts"]
+__all__ = ["App", "Scope", "Send", "WatchedCall"]
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -41,112 +41,39 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 #: nginx's word for a client that closed before it was answered.
 CLIENT_CLOSED_REQUEST = 499
 
-#: Of this process: requests by how their connection was found, and by what became of them.
-counts = dict.fromkeys(("protocol", "transport", "addresses", "none", "left", "not_started"), 0)
-
 logger = logging.getLogger("disconnect_watch.adapters.asgi")
 
-T = TypeVar("T")
 
-
-class WatchedCall(Block):
+class WatchedCall(Call):
     """One request that is being answered, as its connection knows it."""
 
-    # Slots, since a dict of its own would be the dearest part of a call.
-    __slots__ = (
-        "_has_heard",
-        "_head",
-        "_is_cut",
-        "_is_over",
-        "_num_bytes_left",
-        "_num_late",
-        "_num_receiving",
-        "_receive",
-        "_scope",
-        "_send",
-        "_started_at",
-        "_transport",
-        "inbox",
-        "is_borrowed",
-        "left",
-        "token",
-    )
+    __slots__ = ()
 
-    def take(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Belong to a request, and to the current task."""
-        self._enter_task()
-        self._receive = receive
-        self._scope = scope
-        self._send = send
-        self._started_at = time.monotonic()
-        self._transport: asyncio.Transport | None = None
-        #: How the client left, and when that was seen, ``time.monotonic_ns``.
-        self.left: tuple[Reason, int] | None = None
-        #: Of what the server said, once somebody must listen to it.
-        self.inbox: Inbox | None = None
-        self._num_receiving = 0
-        #: Messages that were sent since the token fired.
-        self._num_late = 0
-        #: The response's first message, once it was sent.
-        self._head: Message | None = None
-        self._num_bytes_left: float | None = None
-        self._is_cut = self._is_over = self._has_heard = False
-        #: Whether the token is our own protocol's.
-        self.is_borrowed = False
-        state = scope.setdefault("state", {})
-        token: CancelToken | None = state.get(TOKEN_KEY)
-        if token is None:
-            token = state[TOKEN_KEY] = self._token
-        elif CALL_KEY not in state:
-            self.is_borrowed = True
-        self.token = token
-        state[CALL_KEY] = True
+    def __enter__(self) -> bool:
+        return self.begin()
 
-    async def run(self, app: Callable[..., Awaitable[T]]) -> T | None:
-        """Run an application while the client is there; who left is in ``left`` after it.
-
-        Args:
-            app: called with scope, receive and send, unless the client has left before.
-
-        Returns:
-            What the application returned; None where it did not return.
-        """
-        result = None
-        try:
-            self._begin()
-            if self.left is None:
-                result = await app(self._scope, self.receive, self.send)
-            else:
-                counts["not_started"] += 1
-        except asyncio.CancelledError:
-            if not self._end():
-                raise
-        except ClientDisconnected:
-            # The application's way of saying that it stopped, not a failure of it.
-            self._end()
-            if self.token.reason not in LEAVES:
-                raise
-        except BaseException:
-            self._end()
-            raise
-        else:
-            self._end()
-        return result
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        return self.end(error)
 
     def _begin(self) -> None:
         found = find(self._scope, self._receive, self._send)
         self._transport = transport = found.transport
         reason: Reason | None = None
         if self.is_borrowed:
-            counts["protocol"] += 1
+            counts.protocol += 1
             reason = self.token.reason
             self._follow_token()
         elif found.is_lost or (transport is not None and transport.is_closing()):
-            counts[found.how] += 1
+            counts.found(found.how)
             reason = Reason.OWNER_CLOSED
         else:
             connection = connection_of(found, self._watcher)
-            counts["none" if connection is None else found.how] += 1
+            counts.found("none" if connection is None else found.how)
             if connection is not None:
                 armed = None if self._policy.grace else self.token
                 connection.arm(self, armed, MASK_ANY)
@@ -162,8 +89,9 @@ class WatchedCall(Block):
 
     def _has_left_before(self, reason: Reason) -> None:
         self.token.cancel(reason)
-        self.left = reason, time.monotonic_ns()
+        self._left = reason, time.monotonic_ns()
         self._is_cut = True
+        counts.not_started += 1
 
     def _is_unheard(self) -> bool:
         """Whether ``http.disconnect`` tells something that the watch does not."""
@@ -202,7 +130,7 @@ class WatchedCall(Block):
             self._cut(reason, at_ns)
 
     def _cut(self, reason: Reason, at_ns: int) -> None:
-        self.left = reason, at_ns
+        self._left = reason, at_ns
         self._is_cut = True
         self.token.cancel(reason)
         self._tell_application(reason)
@@ -253,21 +181,6 @@ class WatchedCall(Block):
             inbox.disconnect()
         return inbox.get()
 
-    def send(self, message: Message) -> Awaitable[None]:
-        """The ``send()`` of the application: the server's, whose awaitable it returns."""
-        kind = message["type"]
-        if kind == "http.response.start":
-            self._head = message
-        elif not self._is_over and self._is_last(kind, message):
-            self._disarm()
-        if self.token.cancelled:
-            # A stream is best cancelled inside its generator, whose blocks then end at once:
-            # so the head and a chunk take it there without a wait.
-            self._num_late += 1
-            if self._num_late > 2:
-                return self._send_late(message)
-        return _nothing() if self._is_cut else self._send(message)
-
     async def _send_late(self, message: Message) -> None:
         """Send for a client that left, which the loop may not know yet: mostly to nobody.
 
@@ -278,37 +191,17 @@ class WatchedCall(Block):
         if not self._is_cut:
             await self._send(message)
 
-    def _is_last(self, kind: str, message: Message) -> bool:
-        """Whether the client has its whole answer with this message."""
-        if kind == "http.response.body":
-            if not message.get("more_body"):
-                return self._head is None or not self._head.get("trailers")
-            # Middleware sends a last message that is empty, when the client may be gone.
-            if self._num_bytes_left is None:
-                self._num_bytes_left = content_length(self._head)
-            self._num_bytes_left -= len(message.get("body", b""))
-            return self._num_bytes_left <= 0
-        if kind == "http.response.trailers":
-            return not message.get("more_trailers")
-        return kind == "http.response.pathsend"
+    def _unfollow(self) -> None:
+        self.token.remove_callback(self._token_fired)
 
-    def _disarm(self) -> None:
-        """The response is complete, or the application ended: what comes now is no leave."""
-        self._is_over = True
-        self._exit()
-        if self.is_borrowed:
-            self.token.remove_callback(self._token_fired)
-
-    def _end(self) -> bool:
-        """The work ended; returns whether it was cancelled by us, and by nobody else."""
-        if not self._is_over:
-            self._disarm()
-        if self.inbox is not None:
-            self.inbox.close()
-        if not self.was_cancelled:
-            return False
+    def _is_ended_by_us(self, error: BaseException | None) -> bool:
+        """The work ended; whether by our cancel, and nobody else's, or in its own way for us."""
         assert self.task is not None
-        return self.task.uncancel() <= self._cancels_before
+        is_ours_alone = self.was_cancelled and self.task.uncancel() <= self._cancels_before
+        if isinstance(error, asyncio.CancelledError):
+            return is_ours_alone
+        # The application's way of saying that it stopped, not a failure of it.
+        return isinstance(error, ClientDisconnected) and self.token.reason in LEAVES
 
     async def answer_nobody(self) -> None:
         """Have the server end its side as of any request that was answered.
@@ -341,8 +234,8 @@ class WatchedCall(Block):
 
     def log(self) -> None:
         """Tell the log of the client that left."""
-        assert self.left is not None
-        counts["left"] += 1
+        assert self._left is not None
+        counts.left += 1
         if not logger.isEnabledFor(logging.INFO):
             return
         client = self._scope.get("client") or ("unix", 0)
@@ -351,14 +244,11 @@ class WatchedCall(Block):
             "method": self._scope["method"],
             "path": self._scope["path"],
             "status": CLIENT_CLOSED_REQUEST,
-            "reason": self.left[0].value,
-            "seconds": round(time.monotonic() - self._started_at, 6),
+            "reason": self._left[0].value,
+            "seconds": round((time.monotonic_ns() - self._began_ns) / 1e9, 6),
         }
         logger.info(
             '%(client)s - "%(method)s %(path)s" %(status)d %(reason)s after %(seconds).3f s',
             fields,
             extra={"request": fields},
         )
-
-
-async def _nothing() -> None: ...

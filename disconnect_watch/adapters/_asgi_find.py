@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from disconnect_watch.adapters import TOKEN_KEY
+from disconnect_watch.adapters._fast import CALL_KEY
 from disconnect_watch.adapters.fdlookup import FdLookup, SocketFd, address
 from disconnect_watch.aio import LoopMailbox, loop_mailbox
 from disconnect_watch.aio._connection import (
@@ -30,10 +31,7 @@ from disconnect_watch.aio._connection import (
 from disconnect_watch.errors import DisconnectWatchError
 from disconnect_watch.watcher import Watcher
 
-__all__ = ["CALL_KEY", "Found", "How", "connection_of", "find"]
-
-#: In ``scope["state"]`` where the token is an ASGI call's own: True while one runs.
-CALL_KEY = "disconnect_watch.call"
+__all__ = ["Found", "How", "connection_of", "find"]
 
 How = Literal["protocol", "transport", "addresses", "none"]
 

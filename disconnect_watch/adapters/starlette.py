@@ -27,12 +27,11 @@ from disconnect_watch.adapters._asgi_call import (
     CLIENT_CLOSED_REQUEST,
     Scope,
     Send,
-    WatchedCall,
 )
-from disconnect_watch.adapters._asgi_find import CALL_KEY
-from disconnect_watch.adapters._asgi_uvicorn import watched_call
+from disconnect_watch.adapters._asgi_uvicorn import calls
+from disconnect_watch.adapters._fast import CALL_KEY, Calls
 from disconnect_watch.adapters._inbox import Inbox, Receive
-from disconnect_watch.aio._policy import OnDisconnect, Policy, policy
+from disconnect_watch.aio._policy import OnDisconnect, policy
 from disconnect_watch.token import CancelToken
 from disconnect_watch.watcher import Watcher
 
@@ -110,19 +109,16 @@ def cancel_on_disconnect(
         TypeError: the route is a generator, which FastAPI sends itself.
         ValueError: an option has a value that is none of these.
     """
-    watching = _Watching(policy(vanish_after=vanish_after, on_disconnect=on_disconnect), watcher)
+    checked = policy(vanish_after=vanish_after, on_disconnect=on_disconnect)
+    watching = _Watching(calls(checked, watcher))
     return watching.decorate if route is None else watching.decorate(route)
 
 
 class _Watching:
     """What the routes of one decorator have in common."""
 
-    def __init__(self, policy: Policy, watcher: Watcher | None) -> None:
-        self.policy = policy
-        self.watcher = watcher
-
-    def call(self, scope: Scope, receive: Receive, send: Send) -> WatchedCall:
-        return watched_call(scope, receive, send, policy=self.policy, watcher=self.watcher)
+    def __init__(self, calls: Calls) -> None:
+        self.calls = calls
 
     def decorate(self, route: Route) -> Route:
         if inspect.isasyncgenfunction(route) or inspect.isgeneratorfunction(route):
@@ -147,16 +143,19 @@ class _Watching:
 
     async def _answer(self, request: Request, work: Callable[[], Awaitable[Any]]) -> Any:
         receive = request.receive
-        call = self.call(request.scope, receive, request._send)
+        call = self.calls.make(request.scope, receive, request._send)
         request._receive = call.receive  # one reader, see _inbox
-        answer = await call.run(lambda *_: work())
+        answer = None
+        with call as is_there:
+            if is_there:
+                answer = await work()
         request._receive = receive
         state = request.scope["state"]
         if call.is_borrowed:
             del state[CALL_KEY]
         else:
             state[CALL_KEY] = False
-        if call.left is not None:
+        if call.has_left:
             call.log()
             # Else a server goes on to what waits behind it, on a socket that it closes.
             is_shared = request.scope["http_version"] not in ("1.0", "1.1")
@@ -178,10 +177,12 @@ class _WatchedSending:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = super().__call__  # type: ignore[misc]
-        call = self._watching.call(scope, receive, send)
+        call = self._watching.calls.make(scope, receive, send)
         call.inbox = self._inbox
-        await call.run(response)
-        if call.left is not None:
+        with call as is_there:
+            if is_there:
+                await response(scope, call.receive, call.send)
+        if call.has_left:
             await self._close_body()
             call.log()
             await call.answer_nobody()

@@ -249,7 +249,7 @@ def _attach(stream: IOStream, watcher: Watcher | None) -> None:
         reason = is_gone(fd) or (Reason.FIN if is_read else None)
         if error is None and reason is not None:
             connection.mailbox.lost(connection.conn, reason)
-        is_watched = bool(connection._blocks)
+        is_watched = bool(connection.blocks)
         connection.ended(error)
         close_fd()
         if is_watched:

@@ -121,7 +121,7 @@ class LoopConnection(Attached):
 
     def _tell_blocks(self, reason: Reason) -> None:
         at_ns = time.monotonic_ns()
-        for block in tuple(self._blocks):
+        for block in self.blocks:
             block.on_leave(reason, at_ns)
 
     def adopt(self, release: Callable[[], object]) -> None:
@@ -191,7 +191,7 @@ class LoopConnection(Attached):
 
     def is_watched_by(self, task: asyncio.Task[Any]) -> bool:
         """Whether ``task`` is inside a block that watches this connection."""
-        return any(block.task is task for block in self._blocks)
+        return any(block.task is task for block in self.blocks)
 
     def is_leave(self, reason: Reason) -> bool:
         """Whether the news is of the peer's own leaving, and not the echo of our close."""

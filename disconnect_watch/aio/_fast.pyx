@@ -8,9 +8,9 @@
 # Threads: the loop's own only.
 cimport cython
 from cpython.object cimport PyObject
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint32_t, uintptr_t
 
-from disconnect_watch._core cimport Connection, Flag, Mailbox
+from disconnect_watch._core cimport Connection, Flag
 
 import asyncio
 import sys
@@ -60,9 +60,6 @@ if sys.version_info < (3, 12):
 @cython.freelist(8)
 @cython.no_gc
 cdef class Ready:
-    # A coroutine that is over: awaiting it suspends nobody.
-    cdef object _value
-
     def __await__(self):
         return self
 
@@ -90,25 +87,10 @@ cdef PyObject *next_of_ready(PyObject *self) noexcept:
 
 set_next(Ready, next_of_ready)
 
-cdef Ready DONE = Ready()
+cdef Ready DONE = Ready.__new__(Ready)
 
 
 cdef class Block:
-    cdef public object task
-    cdef public bint was_cancelled
-    cdef readonly object _target
-    cdef readonly object _policy
-    cdef readonly bint _pause_reading
-    cdef readonly object _watcher
-    cdef readonly Flag _token
-    cdef public Attached _connection
-    cdef public bint _is_pausing
-    cdef readonly int _cancels_before
-    # The cancel that is due: at the loop's next turn, or at the end of the grace.
-    cdef public object _soon
-    cdef public object _left
-    cdef readonly uint32_t watch_id
-
     def __cinit__(self, target, policy, bint pause_reading, watcher):
         self._target = target
         self._policy = policy
@@ -129,9 +111,6 @@ cdef class Block:
         cdef Ready entered = Ready.__new__(Ready)
         entered._value = self
         return entered
-
-    def _enter_task(self):
-        self._take_task()
 
     cdef _take_task(self):
         cdef object task
@@ -172,7 +151,7 @@ cdef class Block:
         )
         if rc < 0:
             return False
-        connection._blocks.append(self)
+        connection._enter(self)
         self._connection = connection
         if self._token.is_set():
             self._left_before(self._token.reason)
@@ -181,9 +160,7 @@ cdef class Block:
             connection._pause(transport)
         return True
 
-    def _arm_shortly(self, transport, Flag token):
-        # For adapters, whose protocol is followed and reads on. False, and nothing done,
-        # where the long way must be gone.
+    cdef bint _arm_shortly(self, transport, Flag token) except -1:
         cdef object protocol = protocol_of(transport)
         cdef Attached connection = getattr(protocol, KNOWN_IN_C, None)
         if connection is None or is_closing(transport):
@@ -195,7 +172,7 @@ cdef class Block:
         )
         if rc < 0:
             return False
-        connection._blocks.append(self)
+        connection._enter(self)
         self._connection = connection
         return True
 
@@ -218,28 +195,7 @@ cdef class Block:
 
 
 cdef class Attached:
-    cdef public object mailbox
-    cdef public Connection conn
-    cdef public object transport
-    cdef public object protocol
-    cdef public bint is_followed
-    cdef public bint is_served
-    cdef public bint has_peer_left
-    cdef public object handler
-    cdef readonly list _blocks
-    cdef public object _optins
-    cdef public bint _is_tls
-    cdef public bint _is_pipe
-    cdef Mailbox _box
-    cdef uint64_t _cookie
-    cdef bint _is_default
-    cdef int _num_pauses
-    cdef bint _holds_pause
-    cdef object _paused_reader
-    cdef Hold _hold
-
     def __cinit__(self, *args):
-        self._blocks = []
         self._hold = Hold()
 
     def _join(self, mailbox, Connection conn, bint is_default):
@@ -263,27 +219,49 @@ cdef class Attached:
         block.watch_id = self.conn.arm(
             token, mask=mask, mailbox=self._box, cookie=self._cookie
         )
-        self._blocks.append(block)
+        self._enter(block)
 
     def armed(self, uint32_t watch_id):
-        cdef Block block
-        for block in self._blocks:
-            if block.watch_id == watch_id:
-                return block
-        return None
+        cdef Block block = self._newest
+        while block is not None and block.watch_id != watch_id:
+            block = block._older
+        return block
+
+    @property
+    def blocks(self):
+        """Those that watch it, the oldest first."""
+        cdef list blocks = []
+        cdef Block block = self._newest
+        while block is not None:
+            blocks.append(block)
+            block = block._older
+        blocks.reverse()
+        return tuple(blocks)
+
+    cdef int _enter(self, Block block) except -1:
+        # Linked through the blocks: to append to a list and remove from it would cost as
+        # much as the watch.
+        block._older = self._newest
+        self._newest = block
+        return 0
 
     cdef _leave(self, Block block):
-        if self._blocks[len(self._blocks) - 1] is block:
-            self._blocks.pop()
+        cdef Block newer = self._newest
+        if newer is block:
+            self._newest = block._older
         else:
-            self._blocks.remove(block)
+            while newer is not None and newer._older is not block:
+                newer = newer._older
+            if newer is not None:
+                newer._older = block._older
+        block._older = None
         if self._optins is not None:
             self._optins.remove(block)
         # An error here means that it was detached, or its watcher closed or forked away.
         self.conn.disarm_code(block.watch_id)
         if self.handler is not None:
             self.handler.block_ended(block)
-        if not self._blocks and not self.is_followed:
+        if self._newest is None and not self.is_followed:
             self.detach()
 
     def forget_transport(self):
@@ -381,10 +359,6 @@ cdef class Hold:
     # reads: the first byte makes it a pause like any other, and is not read. Whoever
     # else resumes the transport, closes it or gives it another reader cancels the handle,
     # and with it our callback. uvloop does the same by itself.
-    cdef object _transport
-    cdef object _handle
-    cdef object _read
-    cdef object _tell
 
     cdef bint begin(self, transport) except -1:
         if type(transport) is not SelectorSocketTransport:

@@ -10,6 +10,7 @@ import pytest
 
 import disconnect_watch as dw
 from disconnect_watch import _core
+from disconnect_watch.adapters import _fast as adapters_fast
 from disconnect_watch.aio import _fast
 
 PACKAGE = Path(dw.__file__).parent
@@ -81,7 +82,9 @@ def test_public_module_has_a_docstring_and_says_what_it_exports(path: Path) -> N
     assert "__all__" in assigned or path.name.startswith("_"), f"{path} has no __all__"
 
 
-@pytest.mark.parametrize("compiled", [_core, _fast], ids=lambda module: str(module.__name__))
+@pytest.mark.parametrize(
+    "compiled", [_core, _fast, adapters_fast], ids=lambda module: str(module.__name__)
+)
 def test_stub_names_what_the_compiled_module_has(compiled: ModuleType) -> None:
     name = compiled.__name__.removeprefix("disconnect_watch.")
     stub = ast.parse((PACKAGE / f"{name.replace('.', '/')}.pyi").read_text())

@@ -5,7 +5,7 @@ One connection, one exchange at a time:
     connection_made      attach
       request begins     arm a new token; gone already: the app is never called
       last of response   disarm, then uvicorn writes it
-      response complete  disarmed at the latest; uvicorn starts the next of the pipeline
+      response complete  disarmed at the latest, after a write that had to wait
       app returned       disarm, where it ended without a whole response
     eof_received         lost, disarm: the request hears of it in this turn of the loop
     connection_lost      lost, disarm, detach; then uvicorn closes the fd
@@ -16,8 +16,8 @@ it when that is over, if it still runs: see ``_grace``.
 
 What is used of uvicorn beyond its documented surface (0.54, held by
 ``tests/integration/test_serve_adapter.py``): ``UvicornProtocol`` below, that ``receive``
-and ``send`` are methods of the request's cycle, and the cycle's ``disconnected``,
-``message_event`` and ``response_complete``.
+and ``send`` are methods of the request's cycle, and the cycle's ``disconnected``, ``flow``,
+``message_event``, ``on_response`` and ``response_complete``.
 """
 
 import asyncio
@@ -168,8 +168,9 @@ class WatchedProtocol(UvicornProtocol):
         if self._shared is not None:
             self._shared.owner_heard(reason, is_end=True)
         self._owner_heard(reason)
-        if self._exchange is not None:  # in its grace; it may be older than uvicorn's newest
-            self._exchange.disconnect()
+        exchange = self._running
+        if exchange is not None:  # in its grace; it may be older than uvicorn's newest
+            exchange.disconnect()
         super().connection_lost(exc)
         self._let_go()
 
@@ -182,50 +183,52 @@ class WatchedProtocol(UvicornProtocol):
             if not self._grace:
                 return False
         # Under TLS asyncio closes the transport whatever it is told, and warns.
-        is_busy = self.cycle is not None and not self.cycle.response_complete
-        return is_busy and self.scheme != "https"
+        is_open = self.scheme != "https" and self.cycle is not None
+        if not is_open or self.cycle.response_complete:
+            return False
+        self._close_after_newest()
+        return True
+
+    def _close_after_newest(self) -> None:
+        """Close with the response to the newest request, since no other can come."""
+        if self.cycle.response_complete:
+            self.transport.close()
+        else:
+            self.cycle.on_response = self._complete_after_eof
+
+    def _complete_after_eof(self) -> None:
+        self.on_response_complete()
+        self._close_after_newest()
 
     def handle_websocket_upgrade(self, *event: Any) -> None:
         # The transport goes to another protocol, whose connection_lost is not ours.
-        self._end_exchange()
+        self._end_running()
         self._let_go()
         super().handle_websocket_upgrade(*event)
 
-    def on_response_complete(self) -> None:
-        self._end_exchange()
-        super().on_response_complete()
-        # What is complete now is the newest request: none waits behind it.
-        if self._has_eof and self.cycle.response_complete:
-            self.transport.close()
-
-    def end_before_last(self, exchange: Exchange) -> None:
-        """Disarm, for the last of a response is written next.
-
-        A client may leave as soon as it has the last byte, and that is no disconnect. A
-        write that has to wait for the client still needs its watch.
-        """
-        if self._exchange is exchange and not self.flow.write_paused:
-            self._end_exchange(is_answered=True)
+    async def send_last(self, exchange: Exchange, message: Message) -> None:
+        """Send what ends a response but has to wait for the client, watching it as long."""
+        await exchange.cycle.send(message)
+        self.end(exchange)
 
     async def _run_watched(self, scope: Message, receive: Receive, send: Send) -> None:
         """The application that uvicorn sees: the real one, while its peer is there."""
-        exchange = self._begin_exchange(scope, receive.__self__)  # type: ignore[attr-defined]
-        token = exchange.token
+        exchange = self._begin(scope, receive.__self__)  # type: ignore[attr-defined]
         try:
             if not exchange.armed.cancelled:
-                scope["state"][TOKEN_KEY] = token
+                scope["state"][TOKEN_KEY] = exchange.token
                 if exchange.grace is not None:
                     receive = exchange.grace.receive
                 await self._application(scope, receive, exchange.send)
         except ClientDisconnected:
             # The application's way of saying that it stopped, not a failure of it.
-            if token.reason not in LEAVES:
+            if exchange.token.reason not in LEAVES:
                 raise
         finally:
-            if self._exchange is exchange:
-                self._end_exchange()
+            if not exchange.is_over:
+                self.end(exchange)
 
-    def _begin_exchange(self, scope: Message, cycle: Any) -> Exchange:
+    def _begin(self, scope: Message, cycle: Any) -> Exchange:
         kind = self._exchange_of_1_0 if scope["http_version"] == "1.0" else self._exchange_of_1_1
         exchange = self._exchange = kind(self, cycle)
         if self._grace:
@@ -235,9 +238,7 @@ class WatchedProtocol(UvicornProtocol):
         if connection is None:
             return exchange
         try:
-            exchange.watch_id = connection.arm(
-                exchange.armed, mask=self._mask, mailbox=self._core, cookie=self._cookie
-            )
+            exchange.arm(connection, self._mask, self._core, self._cookie)
             if self._is_probing:
                 exchange.fin_watch_id = connection.arm(
                     None, mask=MASK_FIN, mailbox=self._core, cookie=self._cookie
@@ -247,36 +248,41 @@ class WatchedProtocol(UvicornProtocol):
             self._warn(error)
         return exchange
 
-    def _end_exchange(self, *, is_answered: bool = False) -> None:
-        """Disarm. A watch that fired is answered now, since its delivery is cut off.
+    @property
+    def _running(self) -> Exchange | None:
+        """The exchange that is being watched."""
+        exchange = self._exchange
+        return None if exchange is None or exchange.is_over else exchange
+
+    def end(self, exchange: Exchange, *, is_answered: bool = False) -> None:
+        """End an exchange. A watch that fired is answered now: its delivery is cut off.
 
         Args:
+            exchange: whichever; one that is over stays so.
             is_answered: the application is about to end it by itself, within its grace if
                 it has one.
         """
-        exchange = self._exchange
-        if exchange is None:
+        if exchange.is_over:
             return
         connection = self._connection
-        has_fired = connection is not None and self._disarm(connection, exchange)
+        has_fired = exchange.disarm()
         if exchange.grace is not None:
             exchange.grace.end()
             has_fired &= not is_answered
         if has_fired and not exchange.cycle.response_complete:
-            assert connection is not None
-            self._cut(connection.reason or Reason.OWNER_CLOSED)
-        self._exchange = None
+            reason = None if connection is None else connection.reason
+            self._cut(reason or Reason.OWNER_CLOSED)
+        exchange.finish()
+        if self._exchange is exchange:
+            self._exchange = None
 
-    def _disarm(self, connection: Connection, exchange: Exchange) -> bool:
-        try:
-            if exchange.fin_watch_id:
-                connection.disarm(exchange.fin_watch_id)
-            return connection.disarm(exchange.watch_id)
-        except DisconnectWatchError:  # the watcher was closed, and fires nothing any more
-            return False
+    def _end_running(self) -> None:
+        exchange = self._exchange
+        if exchange is not None:
+            self.end(exchange)
 
     def _watch_fired(self, reason: Reason, at_ns: int, watch_id: int) -> None:
-        exchange = self._exchange
+        exchange = self._running
         if exchange is None:
             return
         if watch_id == exchange.watch_id:
@@ -286,7 +292,7 @@ class WatchedProtocol(UvicornProtocol):
 
     def _peer_left(self, reason: Reason) -> None:
         """End the running request, and the connection; with a grace, later."""
-        exchange = self._exchange
+        exchange = self._running
         if exchange is not None and exchange.grace is not None:
             exchange.grace.begin(reason)
         else:
@@ -300,7 +306,7 @@ class WatchedProtocol(UvicornProtocol):
         """
         if self._shared is not None:
             self._shared.owner_heard(reason)
-        exchange = self._exchange
+        exchange = self._running
         if exchange is None:
             return
         exchange.cancel(reason)
@@ -318,7 +324,7 @@ class WatchedProtocol(UvicornProtocol):
                 self._detach()
             else:
                 if not self._grace:
-                    self._end_exchange()
+                    self._end_running()
         # Where nothing is attached, or in its grace; else it has ended.
         self._peer_left(reason)
 
