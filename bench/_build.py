@@ -54,7 +54,7 @@ def _build(name: str, target: Path, *, with_core: bool, flags: tuple[str, ...]) 
         command += ["-o", str(product)]
         try:
             subprocess.run(
-                [*command, *map(str, sources)], capture_output=True, text=True, check=True
+                [*command, *map(str, sources), "-lm"], capture_output=True, text=True, check=True
             )
         except FileNotFoundError:
             raise CompileError(
