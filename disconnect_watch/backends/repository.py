@@ -13,9 +13,10 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Protocol, Self
 
 from disconnect_watch.backends.ensemble import EnsembleModel
@@ -73,7 +74,7 @@ class _Entry:
         self.overrides: Overrides | None = None
         self.steps: set[str] = set()
         #: What the files were when they were loaded, where they are polled.
-        self.stamp = 0.0
+        self.stamp: frozenset[tuple[str, int, int]] = frozenset()
 
     @property
     def is_ready(self) -> bool:
@@ -127,7 +128,9 @@ class ModelRepository:
         self._added: dict[str, ServedModel] = {}
         self._sweeper = Sweeper(asyncio.get_running_loop())
         self._calls = CallServer(self.find)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._polling: asyncio.Task[None] | None = None
+        #: What ends models that were replaced.
+        self._ending: dict[asyncio.Task[None], ManagedModel] = {}
         self._ensembles = asyncio.Lock()
         self._is_closed = False
 
@@ -141,7 +144,7 @@ class ModelRepository:
             names = names if "*" in chosen else names & chosen
         await self._load_all(names)
         if self.mode == "poll":
-            self._spawn(self._poll())
+            self._polling = asyncio.ensure_future(self._poll())
 
     async def __aenter__(self) -> Self:
         try:
@@ -319,16 +322,18 @@ class ModelRepository:
         if self._is_closed:
             return
         self._is_closed = True
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._polling is not None:
+            self._polling.cancel()
+            await asyncio.gather(self._polling, return_exceptions=True)
         models = [
             one.model
             for entry in self._entries.values()
             for one in entry.versions.values()
             if one.model is not None
         ]
+        models += self._ending.values()
         await asyncio.gather(*(model.close() for model in models))
+        await asyncio.gather(*self._ending)
         for entry in self._entries.values():
             if entry.overrides is not None:
                 entry.overrides.close()
@@ -459,7 +464,9 @@ class ModelRepository:
         one.model, one.state, one.reason = model, "READY", None
         entry.was_ready = True
         if old is not None:
-            self._spawn(_end(old, self._grace))
+            task = asyncio.ensure_future(_end(old, self._grace))
+            self._ending[task] = old
+            task.add_done_callback(self._ending.pop)
 
     def _make(self, config: Any, directory: Path, number: int) -> ManagedModel:
         if config.platform == "ensemble":
@@ -522,11 +529,6 @@ class ModelRepository:
         for name in set(self._entries) - there:
             await self._unload(name, unload_dependents=False)
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
 
 async def _end(model: ManagedModel, grace: float) -> None:
     await model.drain(grace)
@@ -546,12 +548,17 @@ def _fail_all(entry: _Entry, reason: str) -> None:
         one.state, one.reason, one.load_error = "UNAVAILABLE", reason, reason
 
 
-def _stamp(directory: Path) -> float:
-    """When anything of a model was changed last."""
-    return max(
-        path.stat().st_mtime
-        for path in (directory, *directory.rglob("*"))
-        if "__pycache__" not in path.parts
+def _stamp(directory: Path) -> frozenset[tuple[str, int, int]]:
+    """What the files of a model are now: a change of any makes another.
+
+    Directories do not count: Python's cache in one of them, which the model's own process
+    makes, would be a change.
+    """
+    found = ((path, path.stat()) for path in directory.rglob("*"))
+    return frozenset(
+        (str(path), stat.st_mtime_ns, stat.st_size)
+        for path, stat in found
+        if S_ISREG(stat.st_mode) and "__pycache__" not in path.parts
     )
 
 

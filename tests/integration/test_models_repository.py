@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,11 @@ def test_latest_version_is_served_unless_the_policy_says_otherwise(tmp_path: Pat
             host.run(host.repository.unload("some"))
 
 
-def test_models_are_loaded_and_unloaded_as_clients_say(tmp_path: Path) -> None:
-    write_model(tmp_path, "one", NUMBER % 1, OUTPUT)
+def test_models_are_loaded_and_unloaded_as_clients_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    source = write_model(tmp_path, "one", NUMBER % 1, OUTPUT) / "1" / "model.py"
     with ModelHost(tmp_path, mode="explicit") as host:
         repository = host.repository
         assert repository.index() == [IndexEntry("one")]
@@ -108,7 +112,9 @@ def test_models_are_loaded_and_unloaded_as_clients_say(tmp_path: Path) -> None:
         assert asked(host, "one") == [1, 1]
         old = host.model("one")
 
+        written_ns = source.stat().st_mtime_ns
         write_model(tmp_path, "one", NUMBER % 2, OUTPUT)
+        os.utime(source, ns=(written_ns, written_ns))  # as within one tick of the clock
         host.run(repository.load("one"))
         assert asked(host, "one") == [2, 1]
         host.run(until(lambda: not old.is_ready))
@@ -194,8 +200,9 @@ def test_repository_follows_its_directory_where_it_polls(tmp_path: Path) -> None
         repository = host.repository
         assert asked(host, "one") == [1, 1]
         first = host.model("one")
+        (tmp_path / "one" / "1" / "__pycache__").mkdir()  # no change of the model
         host.run(repository.poll())
-        assert host.model("one") is first  # nothing has changed
+        assert host.model("one") is first
         write_model(tmp_path, "one", NUMBER % 3, OUTPUT, 2)
         write_model(tmp_path, "two", NUMBER % 4, OUTPUT)
         host.run(repository.poll())
@@ -248,7 +255,10 @@ def test_unloading_waits_for_what_runs(
         host.run(main(host))
 
 
-def test_closing_cancels_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_closing_cancels_what_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
+) -> None:
     started = tmp_path / "started"
     monkeypatch.setenv("STARTED", str(started))
     monkeypatch.setenv("GO", str(tmp_path / "never"))
@@ -256,14 +266,20 @@ def test_closing_cancels_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     async def main(host: ModelHost) -> None:
         request = InferRequest()
-        task = asyncio.ensure_future(responses_of(host.model("slow"), request))
+        model = host.model("slow")
+        task = asyncio.ensure_future(responses_of(model, request))
         await until(started.exists)
+        if is_replaced:
+            await host.repository.load("slow")
         await host.repository.close()
         assert request.cancel.reason is Reason.SHUTDOWN
         with pytest.raises(InferError, match="cancelled: shutdown"):
             await ended(task)
+        for pid in model.pids:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
 
-    with ModelHost(tmp_path / "models") as host:
+    with ModelHost(tmp_path / "models", mode="explicit", load_models=["slow"]) as host:
         host.run(main(host))
 
 

@@ -24,6 +24,9 @@ def load_class(directory: Path, filename: str) -> Any:
         Exception: whatever the file raises; AttributeError where it has no such class.
     """
     sys.modules["triton_python_backend_utils"] = utils
+    # A file that is changed twice in a second would be the first's from Python's cache, which
+    # knows whole seconds; nor is the repository ours to write to.
+    sys.dont_write_bytecode = True
     sys.path += [str(directory), str(directory.parent)]
     module = _module(directory, filename)
     return module.TritonPythonModel
