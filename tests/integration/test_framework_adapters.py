@@ -105,7 +105,8 @@ def test_a_client_that_leaves_fires_its_token_and_cancels_its_handler(
             # or it closes the socket before anybody is told, and the watcher finds it so.
             reasons = reasons | {Reason.RESET, Reason.OWNER_CLOSED}
         assert record.tokens[path].reason in reasons
-        wait_until(lambda: server.watcher.stats().num_connections == 0)
+        # Sooner than after the 30 s for which asyncio would wait for a goodbye of TLS.
+        wait_until(lambda: server.watcher.stats().num_connections == 0, 20)
         assert list(record.tokens) == [path]  # what was queued behind it never started
 
 
