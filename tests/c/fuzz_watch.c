@@ -378,8 +378,19 @@ static void abort_flag(fuzz *f)
     CHECK_EQ(dw_flag_ack(f->flags, w->flag, 7), 0);
 }
 
+static bool is_stale(fuzz *f, dw_flag flag)
+{
+    int rc = dw_flag_retain(f->flags, flag);
+    if (rc == 0)
+        dw_flag_release(f->flags, flag);
+    else
+        CHECK_EQ(rc, DW_ESTALE);
+    return rc != 0;
+}
+
 /* The request gave its flag back before it disarmed: a cancel by the watch is
- * then stale, and must not hit the slot's next tenant. */
+ * then stale, and must not hit the slot's next tenant. A cancel that is at work
+ * at this moment holds a reference until it is done. */
 static void release_early(fuzz *f)
 {
     watch *w = take_watch(f);
@@ -387,7 +398,7 @@ static void release_early(fuzz *f)
         return;
     w->has_flag = false;
     dw_flag_release(f->flags, w->flag);
-    CHECK_EQ(dw_flag_retain(f->flags, w->flag), DW_ESTALE);
+    WAIT_UNTIL(is_stale(f, w->flag));
     CHECK_EQ(dw_flag_cancel(f->flags, w->flag, DW_REASON_ABORTED, 1),
              DW_ESTALE);
     dw_flag_release(f->flags, w->flag);
