@@ -17,7 +17,6 @@ from typing import Any
 from disconnect_watch.backends.infer import InferTensor, Parameter
 from disconnect_watch.backends.python_model.arena import Arena
 from disconnect_watch.backends.python_model.messages import (
-    CODES,
     MAX_PACKET_BYTES,
     Kind,
     decode,
@@ -212,5 +211,3 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
 
 #: A flag that no request has: the server only says whether the model is ready.
 READY_FLAG = 1 << 31
-
-assert CODES  # the codes of errors in replies are those of TritonError
