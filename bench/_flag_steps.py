@@ -15,7 +15,7 @@ from disconnect_watch.engine import Engine, EngineConfig, Request, SamplingParam
 __all__ = ["NUM_COUNTED", "FlagSteps"]
 
 #: How often each is repeated between two marks.
-NUM_COUNTED = {"step": 2, "look": 200, "read": 200}
+NUM_COUNTED = {"step": 2, "look": 200, "glance": 200, "read": 200}
 PROMPT_LEN = 16
 
 
@@ -23,13 +23,14 @@ class FlagSteps:
     """So many requests that decode, each with a token, and others that wait.
 
     Attributes:
-        num_looks: at all flags together, in one step: before it is planned, and before each layer.
+        num_layers: before each of which the flags of those that run are looked at; those of all
+            are once a step, before it is planned.
         num_reads: of one request's flags, in one step: before each token is handed out.
     """
 
     def __init__(self, num_rows: int, *, num_waiting: int = 0) -> None:
         self.engine = Engine.from_pretrained(config=EngineConfig(max_num_seqs=num_rows))
-        self.num_looks = 1 + self.engine.model_config.num_layers
+        self.num_layers = self.engine.model_config.num_layers
         self.num_reads = num_rows
         self._requests = [self._submit(index) for index in range(num_rows + num_waiting)]
         while self.engine.stats().num_generated_tokens < num_rows:
@@ -42,6 +43,10 @@ class FlagSteps:
             prompt, params, request_id=str(index), cancel=CancelToken(), time_limit=3600
         )
 
+    def cost(self, look: float, glance: float, read: float) -> float:
+        """What a step pays for all of it, given the cost of each."""
+        return look + self.num_layers * glance + self.num_reads * read
+
     def step(self, count: int) -> None:
         """Run so many steps."""
         for _ in range(count):
@@ -50,6 +55,12 @@ class FlagSteps:
     def look(self, count: int) -> None:
         """Look so often at all flags and deadlines."""
         has_fired, clock = self.engine._scan.has_fired, self.engine.clock
+        for _ in range(count):
+            assert not has_fired(clock)
+
+    def glance(self, count: int) -> None:
+        """Look so often at the flags of those that run, and all deadlines."""
+        has_fired, clock = self.engine._scan.has_running_fired, self.engine.clock
         for _ in range(count):
             assert not has_fired(clock)
 
@@ -62,7 +73,7 @@ class FlagSteps:
     @property
     def parts(self) -> dict[str, Callable[[int], None]]:
         """What is measured, by the names of ``NUM_COUNTED``."""
-        return {"step": self.step, "look": self.look, "read": self.read}
+        return {"step": self.step, "look": self.look, "glance": self.glance, "read": self.read}
 
 
 def main() -> None:

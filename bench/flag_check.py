@@ -1,8 +1,9 @@
 """What the engine pays per step for looking at cancel flags, beside the step itself.
 
-A step looks once at all flags before it is planned, once before each layer, and reads each row's
-own right before a token of it is handed out. Each kind is repeated alone; steps take turns
-with them. Nobody leaves: that is the case which every step pays for.
+A step looks once at all flags before it is planned, glances at those of the running rows before
+each layer, and reads each row's own right before a token of it is handed out. Each kind is
+repeated alone; steps take turns with them. Nobody leaves: that is the case which every step
+pays for.
 """
 
 import shutil
@@ -72,19 +73,16 @@ def _measure(report: Report, config: Config, num_rows: int) -> None:
     of = f"{num_rows} that decode, {config.num_waiting} that wait"
     report.add(f"a step, {of}", "us", samples["step"])
     report.add(f"a look at all flags, {of}", "us", samples["look"])
+    report.add(f"a glance at those of the running, {of}", "us", samples["glance"])
     report.add(f"a read of one request's flags, {of}", "us", samples["read"])
     report.add(
         f"flag checks of a step, {of}",
         "% of it",
         [
-            100 * _cost(steps.num_looks, look, steps.num_reads, read) / step
-            for step, look, read in zip(*samples.values(), strict=True)
+            100 * steps.cost(look, glance, read) / step
+            for step, look, glance, read in zip(*samples.values(), strict=True)
         ],
     )
-
-
-def _cost(num_looks: int, look: float, num_reads: int, read: float) -> float:
-    return num_looks * look + num_reads * read
 
 
 def _count(report: Report) -> None:
@@ -97,9 +95,8 @@ def _count(report: Report) -> None:
         command = [*under, sys.executable, "-m", "bench._flag_steps", str(COUNTED_ROWS)]
         subprocess.run(command, cwd=REPOSITORY, check=True)
         counts = read_counts(Path(folder))
-    step, look, read = (counts[name] / NUM_COUNTED[name] for name in NUM_COUNTED)
-    steps = FlagSteps(COUNTED_ROWS)
-    cost = _cost(steps.num_looks, look, steps.num_reads, read)
+    step, look, glance, read = (counts[name] / NUM_COUNTED[name] for name in NUM_COUNTED)
+    cost = FlagSteps(COUNTED_ROWS).cost(look, glance, read)
     of = f"{COUNTED_ROWS} that decode"
     report.add(f"a step, {of}", "instructions", [step])
     report.add(f"flag checks of a step, {of}", "instructions", [cost])

@@ -1,8 +1,9 @@
 """Whether any live request is to end: asked at every step and before every layer.
 
 Nearly every time the answer is no, so that is what has to be cheap: one call in C over the words
-of all flags, and one comparison for all deadlines, whatever the number of requests. Only when the
-answer is yes does the step loop ask each request.
+of all flags, and one comparison for all deadlines, whatever the number of requests. Within a step
+only those that run can be dropped, so before a layer the flags of those that wait are left out.
+Only when the answer is yes does the step loop ask each request.
 """
 
 from collections.abc import Callable
@@ -21,11 +22,15 @@ MAX_OLD_DEADLINES = 64
 class CancelScan:
     """The flags and deadlines of all live requests.
 
+    Args:
+        running: the flags of those that run, kept by whoever admits and preempts them.
+
     Threads: the one that steps the engine. Flags may be set by any meanwhile.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, running: FlagSet) -> None:
         self._flags = FlagSet()
+        self._running = running
         # By deadline, then in the order of arrival here, so that requests are never compared.
         self._deadlines: list[tuple[int, int, Request]] = []
         self._num_live_deadlines = 0
@@ -55,8 +60,16 @@ class CancelScan:
 
         It stays so until they were all removed.
         """
+        self._mark_late(clock)
+        return self._flags.any_fired()
+
+    def has_running_fired(self, clock: Callable[[], int]) -> bool:
+        """The same of those that run: what a step that is under way can still act upon."""
+        self._mark_late(clock)
+        return self._running.any_fired()
+
+    def _mark_late(self, clock: Callable[[], int]) -> None:
         if self._deadlines:
             now_ns = clock()
             while self._deadlines and self._deadlines[0][0] <= now_ns:
                 heappop(self._deadlines)[2].mark_cancelled(Reason.DEADLINE)
-        return self._flags.any_fired()

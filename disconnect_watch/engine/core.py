@@ -81,7 +81,7 @@ class EngineCore:
             max_num_batched_tokens=config.max_num_batched_tokens,
             enable_prefix_caching=config.enable_prefix_caching,
         )
-        self._scan = CancelScan()
+        self._scan = CancelScan(self._scheduler.running_flags)
         self._registry = RequestRegistry(self._scheduler, tokenizer, scan=self._scan)
         self._notes = StepNotes()
         self._num_steps = 0
@@ -297,7 +297,7 @@ class EngineCore:
         """
         if self.layer_hook is not None:
             self.layer_hook(self._num_steps, layer)
-        if not self._scan.has_fired(self.clock):
+        if not self._scan.has_running_fired(self.clock):
             return ()
         dead = [row for row in rows if row.phase == "prefill" and row.request.is_cancelled]
         if all(row.request.is_cancelled for row in rows):

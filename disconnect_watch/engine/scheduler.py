@@ -26,6 +26,7 @@ from disconnect_watch.engine.prefix_cache import extend_hashes
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.schedule import Schedule, ScheduledRow
 from disconnect_watch.engine.waiting import WaitingQueue
+from disconnect_watch.token import FlagSet
 
 __all__ = ["Scheduler"]
 
@@ -39,6 +40,9 @@ class Scheduler:
         max_num_batched_tokens: budget of one step, at least ``max_num_seqs``.
         enable_prefix_caching: share the blocks of equal beginnings, also with requests that have
             ended.
+
+    Attributes:
+        running_flags: the cancel flags of the requests that run, and of no others.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         enable_prefix_caching: bool = True,
     ) -> None:
+        self.running_flags = FlagSet()
         self._pool = pool
         self._enable_prefix_caching = enable_prefix_caching
         self._max_num_seqs = max_num_seqs
@@ -87,6 +92,7 @@ class Scheduler:
         """
         if request.status == "running":
             self._running.remove(request)
+            self._forget_flags(request)
         else:
             self._waiting.remove(request)
         blocks = self._pool.free(request.key, forget=forget)
@@ -193,6 +199,8 @@ class Scheduler:
         self._pool.allocate(request.key, len(request.token_ids), prefix=prefix)
         self._waiting.remove(request)
         request.run()
+        for flag in request.flags:
+            self.running_flags.add(flag)
         request.num_computed_tokens = len(prefix) * self._pool.block_size
         if not request.num_generated_tokens:
             request.num_cached_tokens = request.num_computed_tokens
@@ -237,10 +245,15 @@ class Scheduler:
 
     def _preempt_last(self, plan: Schedule) -> Request:
         victim = self._running.pop()
+        self._forget_flags(victim)
         victim.preempt()
         self._waiting.put_back(victim)
         plan.preempted.append((victim, self._pool.free(victim.key)))
         return victim
+
+    def _forget_flags(self, request: Request) -> None:
+        for flag in request.flags:
+            self.running_flags.remove(flag)
 
 
 def _place(request: Request) -> tuple[int, int]:

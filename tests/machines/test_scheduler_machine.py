@@ -126,6 +126,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.num_running == len(running) <= self.max_num_seqs
         assert self.scheduler.num_waiting == len(waiting)
         assert len(running) + len(waiting) == len(self.live)
+        # Each has one flag, its own mark.
+        assert len(self.scheduler.running_flags) == len(running)
         for request in waiting:
             behind = [r for r in running if r.priority == request.priority]
             assert all(r.arrival < request.arrival for r in behind)

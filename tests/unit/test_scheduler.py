@@ -8,6 +8,7 @@ from disconnect_watch.engine.params import SamplingParams
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.schedule import Schedule
 from disconnect_watch.engine.scheduler import Scheduler
+from disconnect_watch.token import Reason
 
 _ids = (f"r{number}" for number in itertools.count())
 
@@ -236,3 +237,28 @@ def test_blocks_that_wait_for_an_ack_are_waited_for_and_not_taken_from_others() 
     pool.ack(1)
     plan = scheduler.schedule()
     assert planned(plan) == [(old.request_id, 13), (young.request_id, 1)]
+
+
+def test_a_step_looks_at_the_flags_of_those_that_run_alone() -> None:
+    runs, waits = make_request(4), make_request(4)
+    scheduler, _ = make_scheduler(runs, waits, max_num_seqs=1)
+    waits.mark_cancelled(Reason.ABORTED)
+    scheduler.schedule()
+    assert not scheduler.running_flags.any_fired()
+    runs.mark_cancelled(Reason.ABORTED)
+    assert scheduler.running_flags.any_fired()
+    scheduler.drop(runs)
+    assert len(scheduler.running_flags) == 0
+    scheduler.schedule()
+    assert scheduler.running_flags.any_fired()
+
+
+def test_the_flags_of_who_was_sent_back_to_the_queue_wait_too() -> None:
+    first, last = make_request(8), make_request(8)
+    scheduler, _ = make_scheduler(first, last, num_blocks=5)
+    compute(scheduler.schedule())
+    last.mark_cancelled(Reason.ABORTED)
+    assert scheduler.running_flags.any_fired()
+    while last.status == "running":
+        compute(scheduler.schedule())
+    assert not scheduler.running_flags.any_fired()
