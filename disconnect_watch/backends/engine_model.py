@@ -152,7 +152,8 @@ def _raise_unless_finished(outcome: Outcome, request: InferRequest) -> None:
 
 
 def _config_of(backend: Backend) -> Any:
-    """A configuration that says what the backend takes, as a client reads it."""
+    """A configuration that says what the backend takes and computes by, as a client reads it."""
+    stats = backend.stats()
     document = {
         "name": backend.name,
         "backend": backend.platform,
@@ -161,6 +162,10 @@ def _config_of(backend: Backend) -> Any:
         ],
         "output": [_described(tensor) for tensor in backend.outputs],
         "model_transaction_policy": {"decoupled": True},
+        "parameters": {
+            "arithmetic": {"string_value": stats.arithmetic},
+            "missing": {"string_value": "; ".join(stats.missing)},
+        },
     }
     config = from_document(document)
     complete(config, backend.name)

@@ -47,6 +47,15 @@ class BoolOption(StrEnum):
     FALSE = "false"
 
 
+class ArithmeticOption(StrEnum):
+    """What computes the model, see ``engine.EngineConfig``."""
+
+    AUTO = "auto"
+    NATIVE = "native"
+    TORCH = "torch"
+    TRITON = "triton"
+
+
 class LogLevel(StrEnum):
     """From which level on lines are logged."""
 
@@ -176,6 +185,10 @@ def serve(
     max_num_seqs: Annotated[
         int, typer.Option(min=1, help="Requests that run at the same time.")
     ] = 64,
+    arithmetic: Annotated[
+        ArithmeticOption,
+        typer.Option(help="What computes the model: C, torch, or our kernels on a GPU."),
+    ] = ArithmeticOption.AUTO,
     max_body_bytes: Annotated[
         int, typer.Option("--max-body-bytes", "--http-max-input-size", min=1, help="Of a request.")
     ] = 1 << 26,
@@ -263,6 +276,7 @@ def serve(
                             max_queue=max_queue,
                             max_num_seqs=max_num_seqs,
                             max_num_batched_tokens=max(512, max_num_seqs),
+                            arithmetic=arithmetic.value,
                         ),
                         chat_template=chat_template,
                     )

@@ -5,7 +5,7 @@ earlier tokens lie in blocks. The paged one is written in plain torch operations
 reference for any kernel that replaces it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,11 @@ from torch import Tensor
 from disconnect_watch.engine.attend import AttentionRule, attend, mask_of
 from disconnect_watch.engine.kv_cache import KVCache
 
-__all__ = ["CausalAttention", "DecodeGroup", "PagedAttention", "PrefillRow"]
+__all__ = ["MAX_UNWATCHED", "CausalAttention", "DecodeGroup", "PagedAttention", "PrefillRow"]
+
+#: Tokens of a prompt that attend without a look at whether anybody still waits for them: with a
+#: long context, attention is most of a layer's work.
+MAX_UNWATCHED = 64
 
 
 class CausalAttention:
@@ -69,7 +73,8 @@ class PrefillRow:
     Attributes:
         first, last: its tokens in the packed batch, half-open.
         slots: [context], int64; None if nothing was cached before, so that the batch has it all.
-        mask: [tokens, context], 0 or -inf; None likewise.
+        mask: [tokens, context], 0 or -inf; None if that is so and it has ``MAX_UNWATCHED`` tokens
+            or less.
     """
 
     first: int
@@ -85,6 +90,7 @@ class PagedAttention:
         cache: of all layers.
         slot_mapping: [num_tokens], int64: where each token of the batch is written.
         decodes, prefills: which together cover the batch, in its order.
+        is_left: whether nobody wants any of it any more.
     """
 
     def __init__(
@@ -94,8 +100,10 @@ class PagedAttention:
         slot_mapping: Tensor,
         decodes: list[DecodeGroup],
         prefills: list[PrefillRow],
+        is_left: Callable[[], bool],
     ) -> None:
         self._cache = cache
+        self._is_left = is_left
         self._slot_mapping = slot_mapping
         self._decodes = decodes
         self._prefills = prefills
@@ -106,26 +114,30 @@ class PagedAttention:
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, rule: AttentionRule
     ) -> Tensor:
-        """See ``model.Attention``."""
+        """See ``model.Attention``; tokens that were left get zeros."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         keys.index_copy_(0, self._slot_mapping, key)
         values.index_copy_(0, self._slot_mapping, value)
         outputs = [self._decode(group, query, keys, values, rule) for group in self._decodes]
-        outputs += [output for _, output in self.prefill(layer, query, key, value, rule=rule)]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-
-    @property
-    def has_prefills(self) -> bool:
-        """Whether any row has several tokens."""
-        return bool(self._prefills)
+        if not self._prefills:
+            return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        attended = query.new_zeros(query.shape[0], query.shape[1] * query.shape[2])
+        for group, output in zip(self._decodes, outputs, strict=True):
+            attended[group.first : group.last] = output
+        for first, last, output in self.prefill(layer, query, key, value, rule=rule):
+            attended[first:last] = output
+        return attended
 
     def prefill(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, rule: AttentionRule
-    ) -> Iterator[tuple[PrefillRow, Tensor]]:
+    ) -> Iterator[tuple[int, int, Tensor]]:
         """Attend from the rows with several tokens, whose keys and values were written before.
 
+        In pieces, and it ends before the next one if nobody wants the batch any more. Where a
+        piece begins depends on nothing but the row, and so do its bits.
+
         Yields:
-            Each row, and its [tokens, num_heads * head_dim].
+            First token and last, half-open, and their [tokens, num_heads * head_dim].
         """
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         for row in self._prefills:
@@ -135,11 +147,27 @@ class PagedAttention:
             if 0 < rule.window < context:
                 first, mask = self._window_of_row(row, context, rule.window)
             if row.slots is None:
-                seen = key[own], value[own]
+                row_keys, row_values = key[own][first:], value[own][first:]
             else:
                 slots = row.slots[first:]
-                seen = keys.index_select(0, slots), values.index_select(0, slots)
-            yield row, _attend(query[own], *seen, mask=mask, rule=rule)
+                row_keys, row_values = keys.index_select(0, slots), values.index_select(0, slots)
+            for start in range(row.first, row.last, MAX_UNWATCHED):
+                if start > row.first and self._is_left():
+                    return
+                stop = min(start + MAX_UNWATCHED, row.last)
+                # Among the row's keys: those that its piece sees.
+                last_seen = context - (row.last - stop) - first
+                seen = slice(0, last_seen)
+                if 0 < rule.window < context:
+                    seen = slice(max(last_seen - (stop - start) + 1 - rule.window, 0), last_seen)
+                output = _attend(
+                    query[start:stop],
+                    row_keys[seen],
+                    row_values[seen],
+                    mask=None if mask is None else mask[start - row.first : stop - row.first, seen],
+                    rule=rule,
+                )
+                yield start, stop, output
 
     def _decode(
         self, group: DecodeGroup, query: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule

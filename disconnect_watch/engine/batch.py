@@ -2,18 +2,24 @@
 
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from disconnect_watch.engine.attention import DecodeGroup, PagedAttention, PrefillRow
+from disconnect_watch.engine.attention import (
+    MAX_UNWATCHED,
+    DecodeGroup,
+    PagedAttention,
+    PrefillRow,
+)
 from disconnect_watch.engine.kv_cache import KVCache
 from disconnect_watch.engine.schedule import ScheduledRow
 
 #: More than any vector of ``native.py`` has.
 MAX_LANES = 16
 
-__all__ = ["PackedBatch", "Singles"]
+__all__ = ["PackedBatch", "Singles", "TokenBatch"]
 
 
 class Singles:
@@ -57,8 +63,70 @@ class Singles:
         return cls(first, lengths=lengths, tables=row.block_ids, num_blocks=0)
 
 
-class PackedBatch:
-    """The packed form of a schedule: single-token rows first, then the longer ones.
+class TokenBatch:
+    """A step's rows with their tokens behind each other: single-token rows first, then the longer.
+
+    Args:
+        rows: at least one.
+        block_size: tokens in a block of the cache.
+        device: where the tensors are to be.
+
+    Attributes:
+        rows: in packed order.
+        num_singles: how many of them have one token.
+        firsts: index of each row's first token; one more entry holds the number of tokens.
+        token_ids, positions, slots: [num_tokens], int64.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[ScheduledRow],
+        *,
+        block_size: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        singles = sorted((row for row in rows if row.num_tokens == 1), key=lambda row: row.stop)
+        self.rows = [*singles, *(row for row in rows if row.num_tokens > 1)]
+        self.num_singles = len(singles)
+        self.firsts = [0]
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        for row in self.rows:
+            blocks = row.block_ids
+            token_ids += row.request.token_ids[row.start : row.stop]
+            positions += range(row.start, row.stop)
+            slots += [
+                blocks[p // block_size] * block_size + p % block_size
+                for p in range(row.start, row.stop)
+            ]
+            self.firsts.append(len(token_ids))
+        self.token_ids = torch.tensor(token_ids, device=device)
+        self.positions = torch.tensor(positions, device=device)
+        self.slots = torch.tensor(slots, device=device)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.firsts[-1]
+
+    @property
+    def has_longer(self) -> bool:
+        """Whether any row has several tokens."""
+        return self.num_singles < len(self.rows)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether nobody wants any of the rows any more. Threads: any."""
+        return are_left(self.rows)
+
+
+def are_left(rows: Sequence[ScheduledRow]) -> bool:
+    """Whether nobody wants any of the rows any more. Threads: any."""
+    return all(row.request.is_cancelled for row in rows)
+
+
+class PackedBatch(TokenBatch):
+    """A batch for a CPU.
 
     Single-token rows are padded to a common context to be computed in one operation; sorted and
     grouped so that no row is padded to more than twice its own length.
@@ -70,9 +138,6 @@ class PackedBatch:
         is_invariant: and the others, too.
 
     Attributes:
-        rows: in packed order.
-        firsts: index of each row's first token; one more entry holds the number of tokens.
-        token_ids, positions, slots: [num_tokens], int64.
         singles: what is left to ``native.py``.
         attention: over exactly these tokens, but for ``singles``.
     """
@@ -85,28 +150,13 @@ class PackedBatch:
         is_native: bool = False,
         is_invariant: bool = False,
     ) -> None:
-        singles = sorted((row for row in rows if row.num_tokens == 1), key=lambda row: row.stop)
-        longer = [row for row in rows if row.num_tokens > 1]
-        self.rows = [*singles, *longer]
+        super().__init__(rows, block_size=cache.block_size)
         self._cache = cache
-        self.firsts = [0]
-        token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        size = cache.block_size
-        for row in self.rows:
-            blocks = row.block_ids
-            token_ids += row.request.token_ids[row.start : row.stop]
-            positions += range(row.start, row.stop)
-            slots += [blocks[p // size] * size + p % size for p in range(row.start, row.stop)]
-            self.firsts.append(len(token_ids))
-        self.token_ids = torch.tensor(token_ids)
-        self.positions = torch.tensor(positions)
-        self.slots = torch.tensor(slots)
-        firsts = self.firsts[len(singles) :]
+        singles, longer = self.rows[: self.num_singles], self.rows[self.num_singles :]
+        firsts = self.firsts[self.num_singles :]
         self.singles: list[Singles] = []
         if is_native and singles:
-            self.singles.append(Singles.of_rows(singles, block_size=size))
+            self.singles.append(Singles.of_rows(singles, block_size=cache.block_size))
         if is_invariant:
             self.singles += map(Singles.of_tokens, longer, firsts)
         self.attention = PagedAttention(
@@ -114,16 +164,8 @@ class PackedBatch:
             slot_mapping=self.slots,
             decodes=[] if is_native else self._group(singles),
             prefills=[] if is_invariant else list(map(self._prefill, longer, firsts)),
+            is_left=partial(are_left, self.rows),
         )
-
-    @property
-    def num_tokens(self) -> int:
-        return self.firsts[-1]
-
-    @property
-    def is_left(self) -> bool:
-        """Whether nobody wants any of the rows any more. Threads: any."""
-        return all(row.request.is_cancelled for row in self.rows)
 
     def _group(self, singles: list[ScheduledRow]) -> list[DecodeGroup]:
         groups: list[DecodeGroup] = []
@@ -147,10 +189,11 @@ class PackedBatch:
 
     def _prefill(self, row: ScheduledRow, first: int) -> PrefillRow:
         last = first + row.num_tokens
-        if row.start == 0:
+        slots = None if row.start == 0 else self._slots([row], row.stop)[0]
+        if slots is None and row.num_tokens <= MAX_UNWATCHED:
             return PrefillRow(first, last, None, None)
         is_later = torch.arange(row.stop) > torch.arange(row.start, row.stop)[:, None]
-        return PrefillRow(first, last, self._slots([row], row.stop)[0], self._mask(is_later))
+        return PrefillRow(first, last, slots, self._mask(is_later))
 
     def _slots(self, rows: list[ScheduledRow], context: int) -> Tensor:
         """Return the slots of the first ``context`` tokens of each row, [rows, context]."""

@@ -24,12 +24,14 @@ class EngineConfig:
         max_model_len: tokens of prompt and answer together; None takes the model's own limit, or
             less where the cache is smaller than that.
         dtype: of weights and cache: ``"auto"`` is float32, the fastest on a CPU whatever the
-            checkpoint has.
+            checkpoint has, and bfloat16 on a GPU.
         num_threads: of torch within one operation; None takes one for a model of fewer than
             ``SMALL_MODEL`` parameters and leaves torch's setting alone for others. The setting is
             the process's, not the engine's.
-        arithmetic: what computes a forward on a CPU: ``"native"``, the C of this package, for
-            float32 and one thread; ``"torch"``; ``"auto"`` takes the first where it fits.
+        arithmetic: what computes a forward: ``"native"``, the C of this package, for float32 and
+            one thread on a CPU; ``"torch"``, on a CPU; ``"auto"`` takes the first of the two where
+            it fits; ``"triton"``, the kernels of ``disconnect_watch.kernels`` on a GPU, or on a CPU
+            with ``TRITON_INTERPRET=1``, for tests.
         batch_invariant: let the bits of a token's scores depend on the text before it alone, not on
             who else is in the batch, how the prompt was cut into chunks, or what of it was cached.
             Needs ``"native"`` arithmetic; long prompts take longer.
@@ -46,7 +48,7 @@ class EngineConfig:
     max_model_len: int | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     num_threads: int | None = None
-    arithmetic: Literal["auto", "native", "torch"] = "auto"
+    arithmetic: Literal["auto", "native", "torch", "triton"] = "auto"
     batch_invariant: bool = False
     step_log_size: int = 4096
 
@@ -75,7 +77,11 @@ class EngineConfig:
             raise ValueError(
                 f"dtype is {self.dtype!r}, it must be auto, float32, bfloat16 or float16"
             )
-        if self.arithmetic not in ("auto", "native", "torch"):
-            raise ValueError(f"arithmetic is {self.arithmetic!r}, it must be auto, native or torch")
-        if self.batch_invariant and self.arithmetic == "torch":
-            raise ValueError("batch_invariant needs arithmetic 'native' or 'auto', not 'torch'")
+        if self.arithmetic not in ("auto", "native", "torch", "triton"):
+            raise ValueError(
+                f"arithmetic is {self.arithmetic!r}, it must be auto, native, torch or triton"
+            )
+        if self.batch_invariant and self.arithmetic not in ("auto", "native"):
+            raise ValueError(
+                f"batch_invariant needs arithmetic 'native' or 'auto', not {self.arithmetic!r}"
+            )

@@ -8,6 +8,7 @@ from typing import Self
 
 import torch
 
+from disconnect_watch.engine.arithmetic import choose, dtype_of
 from disconnect_watch.engine.checkpoint import load_model
 from disconnect_watch.engine.config import EngineConfig
 from disconnect_watch.engine.core import EngineCore
@@ -15,9 +16,9 @@ from disconnect_watch.engine.errors import PromptTooLongError
 from disconnect_watch.engine.kv_cache import KVCache
 from disconnect_watch.engine.model import LlamaModel
 from disconnect_watch.engine.model_config import ModelConfig
-from disconnect_watch.engine.native import INSTRUCTIONS, NativeDecoder
 from disconnect_watch.engine.params import SamplingParams
 from disconnect_watch.engine.request import Request
+from disconnect_watch.engine.rotary import Rotary
 from disconnect_watch.engine.runner import ModelRunner
 from disconnect_watch.engine.tokenizer import Tokenizer
 from disconnect_watch.errors import shown
@@ -60,27 +61,30 @@ class Engine(EngineCore):
             torch.set_num_threads(num_threads)
         dtype = model.embed_tokens.weight.dtype
         num_blocks, max_model_len = _size_cache(config, model.config, dtype)
-        cache = KVCache(
-            model.config, num_blocks=num_blocks, block_size=config.block_size, dtype=dtype
-        )
-        against = _reason_against_native(config, model)
-        super().__init__(
-            ModelRunner(
-                model,
-                cache,
-                max_model_len=max_model_len,
-                is_native=against is None,
-                is_invariant=config.batch_invariant,
+        arithmetic = choose(config, model)
+        device = arithmetic.device
+        decoder = arithmetic.make_decoder(
+            model.to(device),
+            KVCache(
+                model.config,
+                num_blocks=num_blocks,
+                block_size=config.block_size,
+                dtype=dtype,
+                device=device,
             ),
+            Rotary(model.config, length=max_model_len, dtype=dtype, device=device),
+            is_invariant=config.batch_invariant,
+        )
+        super().__init__(
+            ModelRunner(decoder),
             tokenizer,
             config=config,
             num_blocks=num_blocks,
             max_model_len=max_model_len,
             eos_token_ids=model.config.eos_token_ids,
         )
-        self.arithmetic = f"native, {INSTRUCTIONS}" if against is None else "torch"
-        if against is not None:
-            self.missing = (f"the decoder in C is not used: {against}",)
+        self.arithmetic = arithmetic.name
+        self.missing = arithmetic.missing
         mode = ", batch-invariant" if config.batch_invariant else ""
         logger.info("the engine computes by %s%s", self.arithmetic, mode)
         for lack in self.missing:
@@ -99,8 +103,8 @@ class Engine(EngineCore):
         config = config or EngineConfig()
         model_config = ModelConfig.from_pretrained(path)
         tokenizer = Tokenizer.from_pretrained(path)
-        dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
-        return cls(load_model(path, model_config, dtype=dtype), tokenizer, config=config)
+        model = load_model(path, model_config, dtype=dtype_of(config))
+        return cls(model, tokenizer, config=config)
 
     def make_request(
         self,
@@ -187,21 +191,6 @@ class Engine(EngineCore):
         )
         self.admit(request)
         return request
-
-
-def _reason_against_native(config: EngineConfig, model: LlamaModel) -> str | None:
-    """Return why torch computes this model, None if the C does; raises if it must and cannot."""
-    reason = NativeDecoder.reason_against(model)
-    if config.batch_invariant or config.arithmetic == "native":
-        if reason:
-            asked = "batch_invariant is set" if config.batch_invariant else "arithmetic is 'native'"
-            raise ValueError(f"{asked}, which cannot run this model: {reason}")
-        return None
-    if config.arithmetic == "torch":
-        return "arithmetic is 'torch'"
-    if torch.get_num_threads() > 1:
-        return f"torch uses {torch.get_num_threads()} threads, it one"
-    return reason
 
 
 def _size_cache(

@@ -1,7 +1,7 @@
 """One pass of a batch through the model, a layer at a time, so that the caller may look between.
 
-There are two ways to compute it, which differ in rounding and in speed: operations of torch, here,
-and the C of ``native.py``.
+There are three ways to compute it, which differ in rounding and in speed: operations of torch,
+here; the C of ``native.py``; and the kernels of ``kernels``, in ``kernel_decoder.py``.
 """
 
 from collections.abc import Sequence
@@ -9,15 +9,23 @@ from typing import Protocol
 
 from torch import Tensor
 
-from disconnect_watch.engine.batch import PackedBatch
-from disconnect_watch.engine.model import LlamaModel
+from disconnect_watch.engine.batch import PackedBatch, TokenBatch
+from disconnect_watch.engine.kv_cache import KVCache
+from disconnect_watch.engine.model import DecoderLayer, LlamaModel
+from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.rotary import Rotary
+from disconnect_watch.engine.sampler import sample
+from disconnect_watch.engine.schedule import ScheduledRow
 
 __all__ = ["Decoder", "Forward", "TorchDecoder"]
 
 
 class Forward(Protocol):
     """The hidden states of one batch on their way through the layers."""
+
+    @property
+    def batch(self) -> TokenBatch:
+        """What is computed."""
 
     def layer(self, index: int) -> bool:
         """Compute one layer; they come in order, each once.
@@ -35,14 +43,29 @@ class Forward(Protocol):
 
 
 class Decoder(Protocol):
-    """A model, ready to run batches."""
+    """A model and its cache, ready to run batches.
 
-    @property
-    def is_native(self) -> bool:
-        """Whether batches are to be packed for the C of ``native.py``."""
+    Attributes:
+        model: weights, in eval mode.
+        cache: where keys and values lie.
+    """
 
-    def begin(self, batch: PackedBatch) -> Forward:
-        """Look up the tokens of a batch; nothing else is computed yet."""
+    model: LlamaModel
+    cache: KVCache
+
+    def begin(self, rows: Sequence[ScheduledRow], *, step: int) -> Forward:
+        """Pack rows and look up their tokens; nothing else is computed yet.
+
+        Args:
+            rows: at least one.
+            step: number of the step that they belong to.
+        """
+
+    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[int | None]:
+        """Choose the next token of each request; see ``sampler.sample``."""
+
+    def wait(self) -> None:
+        """Return when nothing runs any more of what was begun."""
 
 
 class TorchDecoder:
@@ -50,30 +73,42 @@ class TorchDecoder:
 
     Args:
         model: weights, in eval mode.
+        cache: where keys and values lie.
         rotary: of the positions that can occur.
     """
 
-    is_native = False
-
-    def __init__(self, model: LlamaModel, rotary: Rotary) -> None:
-        self._model = model
+    def __init__(self, model: LlamaModel, cache: KVCache, rotary: Rotary) -> None:
+        self.model = model
+        self.cache = cache
         self._rotary = rotary
 
-    def begin(self, batch: PackedBatch) -> Forward:
+    def begin(self, rows: Sequence[ScheduledRow], *, step: int) -> Forward:
         """See ``Decoder``."""
-        return _TorchForward(self._model, self._rotary, batch)
+        return _TorchForward(self.model, self._rotary, PackedBatch(rows, cache=self.cache))
+
+    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[int | None]:
+        """See ``Decoder``."""
+        return sample(logits, requests)
+
+    def wait(self) -> None:
+        """See ``Decoder``: what has returned is done."""
 
 
 class _TorchForward:
     def __init__(self, model: LlamaModel, rotary: Rotary, batch: PackedBatch) -> None:
+        self.batch = batch
         self._model = model
-        self._rotary = rotary
-        self._batch = batch
         self._hidden: Tensor = model.embed_tokens(batch.token_ids)
         self._rope = rotary(batch.positions)
 
     def layer(self, index: int) -> bool:
-        self._hidden = self._model.layers[index](self._hidden, self._rope, self._batch.attention)
+        layer = self._model.layers[index]
+        assert isinstance(layer, DecoderLayer)
+        heads = layer.heads(self._hidden, self._rope)
+        attended = self.batch.attention(index, *heads, rule=layer.rule)
+        if self.batch.has_longer and self.batch.is_left:
+            return False
+        self._hidden = layer.close(self._hidden, attended)
         return True
 
     def logits(self, indices: Sequence[int]) -> Tensor:

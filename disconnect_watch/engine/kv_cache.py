@@ -21,7 +21,13 @@ class KVCache:
     """
 
     def __init__(
-        self, config: ModelConfig, *, num_blocks: int, block_size: int, dtype: torch.dtype
+        self,
+        config: ModelConfig,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
     ) -> None:
         self.block_size = block_size
         self.null_block = num_blocks
@@ -32,6 +38,7 @@ class KVCache:
             config.num_kv_heads,
             config.head_dim,
             dtype=dtype,
+            device=device,
         )
         self.keys: tuple[Tensor, ...] = tuple(layer[0] for layer in memory)
         self.values: tuple[Tensor, ...] = tuple(layer[1] for layer in memory)

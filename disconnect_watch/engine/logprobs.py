@@ -23,7 +23,9 @@ def token_logprobs(
         num_top: how many of the likeliest each row wants.
     """
     logprobs = logits.float().log_softmax(-1)
-    chosen = logprobs.gather(-1, torch.tensor(token_ids)[:, None])[:, 0].tolist()
+    chosen = logprobs.gather(-1, torch.tensor(token_ids, device=logits.device)[:, None])[
+        :, 0
+    ].tolist()
     values, indices = logprobs.topk(min(max(num_top), logits.shape[-1]), dim=-1)
     top = [
         tuple(zip(ids, scores, strict=True))

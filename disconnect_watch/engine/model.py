@@ -71,6 +71,11 @@ class DecoderLayer(nn.Module):
 
     def forward(self, hidden: Tensor, rope: tuple[Tensor, Tensor], attention: Attention) -> Tensor:
         """Return the hidden states after this layer, [num_tokens, hidden_size]."""
+        query, key, value = self.heads(hidden, rope)
+        return self.close(hidden, attention(self.index, query, key, value, rule=self.rule))
+
+    def heads(self, hidden: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The layer up to its attention: returns what that is given, see ``Attention``."""
         heads = self.qkv_proj(self.input_layernorm(hidden)).view(
             hidden.shape[0], self.num_heads + 2 * self.num_kv_heads, self.head_dim
         )
@@ -84,7 +89,11 @@ class DecoderLayer(nn.Module):
             )
             turned = torch.cat((self.q_norm(query), self.k_norm(key)), 1)
         query, key = rotate(turned, rope).split_with_sizes((self.num_heads, self.num_kv_heads), 1)
-        attended = self.o_proj(attention(self.index, query, key, value, rule=self.rule))
+        return query, key, value
+
+    def close(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """The layer from its attention on, [num_tokens, num_heads * head_dim], to its end."""
+        attended = self.o_proj(attended)
         if self.attention_output_norm is not None:
             attended = self.attention_output_norm(attended)
         hidden = hidden + attended

@@ -17,38 +17,24 @@ from torch import Tensor, nn
 
 from disconnect_watch.engine import _math
 from disconnect_watch.engine.attend import soft_cap
+from disconnect_watch.engine.attention import MAX_UNWATCHED
 from disconnect_watch.engine.batch import PackedBatch
 from disconnect_watch.engine.forward import Forward
 from disconnect_watch.engine.kv_cache import KVCache
 from disconnect_watch.engine.model import DecoderLayer, LlamaModel
 from disconnect_watch.engine.modules import OffsetNorm
+from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.rotary import Rotary
+from disconnect_watch.engine.sampler import sample
+from disconnect_watch.engine.schedule import ScheduledRow
 
-__all__ = ["INSTRUCTIONS", "NativeDecoder", "argmax"]
+__all__ = ["INSTRUCTIONS", "NativeDecoder"]
 
 #: The set of instructions that is used: "avx512", "avx2" or "baseline".
 INSTRUCTIONS: str = _math.INSTRUCTIONS
 
-#: Tokens that attend without a look at whether anybody still waits for them.
-MAX_UNWATCHED = 64
 #: Of the numbers in ``batch.Singles``.
 INT_BYTES = 4
-
-
-def argmax(scores: Tensor) -> Tensor:
-    """Return the index of each row's greatest score, -1 where that is no finite number.
-
-    Args:
-        scores: [num_rows, size], float32, on a CPU.
-
-    Returns:
-        [num_rows], int64.
-    """
-    scores = scores.contiguous()
-    chosen = torch.empty(scores.shape[0], dtype=torch.int64)
-    num_rows, size = scores.shape
-    _math.argmax(scores.data_ptr(), num_rows, size, chosen.data_ptr())
-    return chosen
 
 
 class NativeDecoder:
@@ -60,6 +46,7 @@ class NativeDecoder:
         model: weights, in eval mode.
         cache: where keys and values lie.
         rotary: of the positions that can occur.
+        is_invariant: let no bit of a token depend on anything but the text before it.
 
     Raises:
         ValueError: the model is not what the C can compute; see ``can_run``.
@@ -67,12 +54,14 @@ class NativeDecoder:
     Threads: one at a time, as it has one workspace.
     """
 
-    is_native = True
-
-    def __init__(self, model: LlamaModel, cache: KVCache, rotary: Rotary) -> None:
+    def __init__(
+        self, model: LlamaModel, cache: KVCache, rotary: Rotary, *, is_invariant: bool = False
+    ) -> None:
         if reason := self.reason_against(model):
             raise ValueError(f"the native decoder cannot run this model: {reason}")
-        self._model = model
+        self.model = model
+        self.cache = cache
+        self._is_invariant = is_invariant
         self._cos, self._sin = rotary.tables
         self.layers = [
             _Layer(layer, model, cache) for layer in model.layers if isinstance(layer, DecoderLayer)
@@ -92,12 +81,20 @@ class NativeDecoder:
             return f"head_dim is {model.config.head_dim}, not a multiple of {_math.LANES}"
         return None
 
-    def begin(self, batch: PackedBatch) -> Forward:
+    def begin(self, rows: Sequence[ScheduledRow], *, step: int) -> Forward:
         """See ``forward.Decoder``."""
+        batch = PackedBatch(rows, cache=self.cache, is_native=True, is_invariant=self._is_invariant)
         if batch.num_tokens > self._work.num_tokens:
-            self._work = _Workspace(self._model, batch.num_tokens)
-        hidden = self._model.embed_tokens(batch.token_ids)
+            self._work = _Workspace(self.model, batch.num_tokens)
+        hidden = self.model.embed_tokens(batch.token_ids)
         return _NativeForward(self, self._work, batch, hidden)
+
+    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[int | None]:
+        """See ``forward.Decoder``."""
+        return sample(logits, requests)
+
+    def wait(self) -> None:
+        """See ``forward.Decoder``: what has returned is done."""
 
     def rope(self, positions: Tensor) -> tuple[int, int, int, int]:
         """Return the last arguments of ``_math.rotate``."""
@@ -114,7 +111,7 @@ class NativeDecoder:
         self.norm(hidden.data_ptr(), num_tokens, hidden.data_ptr())
         scores = torch.empty(num_tokens, self.head.num_outputs)
         self.head(hidden.data_ptr(), num_tokens, scores.data_ptr())
-        softcap = self._model.config.logit_softcap
+        softcap = self.model.config.logit_softcap
         return soft_cap(scores, softcap) if softcap else scores
 
 
@@ -122,15 +119,15 @@ class _NativeForward:
     def __init__(
         self, decoder: NativeDecoder, work: "_Workspace", batch: PackedBatch, hidden: Tensor
     ) -> None:
+        self.batch = batch
         self._decoder = decoder
         self._work = work
-        self._batch = batch
         self._hidden = hidden
         self._rope = decoder.rope(batch.positions)
 
     def layer(self, index: int) -> bool:
         layer = self._decoder.layers[index]
-        return layer(self._hidden, self._rope, self._batch, self._work)
+        return layer(self._hidden, self._rope, self.batch, self._work)
 
     def logits(self, indices: Sequence[int]) -> Tensor:
         return self._decoder.scores(self._hidden[list(indices)])
@@ -316,9 +313,8 @@ class _Layer:
                     scratch,
                     work.attended[first].data_ptr(),
                 )
-        if batch.attention.has_prefills:
-            heads = work.qkv[:num_tokens].view(num_tokens, -1, sizes.head_dim)
-            parts = heads.split_with_sizes((sizes.heads, sizes.kv_heads, sizes.kv_heads), 1)
-            for row, output in batch.attention.prefill(self._index, *parts, rule=self._rule):
-                work.attended[row.first : row.last] = output
-        return True
+        heads = work.qkv[:num_tokens].view(num_tokens, -1, sizes.head_dim)
+        parts = heads.split_with_sizes((sizes.heads, sizes.kv_heads, sizes.kv_heads), 1)
+        for first, last, output in batch.attention.prefill(self._index, *parts, rule=self._rule):
+            work.attended[first:last] = output
+        return not (batch.has_longer and batch.is_left)

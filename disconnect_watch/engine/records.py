@@ -105,8 +105,8 @@ class EngineStats:
         num_wasted_tokens: sampled and withheld.
         num_stale_events: aborts of requests that had ended already.
         outcomes: how many requests ended so, by kind and phase (None for ``finished``).
-        arithmetic: what computes a forward: ``"native"`` and the set of instructions, or
-            ``"torch"``.
+        arithmetic: what computes a forward: ``"native"`` and the set of instructions, ``"torch"``,
+            or ``"triton"`` and where.
         missing: a sentence for each thing that this machine or model lacks for the best of it.
     """
 

@@ -29,7 +29,14 @@ class Rotary:
     ``i`` is paired with ``i + rotary_dim / 2``.
     """
 
-    def __init__(self, config: ModelConfig, *, length: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        length: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
         theta, magnitude = config.rope.theta, 1.0
         scaling = config.rope.scaling
         if isinstance(scaling, DynamicScaling):
@@ -40,9 +47,9 @@ class Rotary:
         frequencies = _scale(1.0 / theta**exponents, scaling, theta=theta, length=length)
         angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
         cos, sin = angles.cos() * magnitude, angles.sin() * magnitude
-        self._cos = torch.cat((cos, cos), dim=-1).to(dtype)
+        self._cos = torch.cat((cos, cos), dim=-1).to(device, dtype)
         # The sign of the rotation is folded in, so that rotate() needs no negation.
-        self._sin = torch.cat((-sin, sin), dim=-1).to(dtype)
+        self._sin = torch.cat((-sin, sin), dim=-1).to(device, dtype)
 
     @property
     def tables(self) -> tuple[Tensor, Tensor]:

@@ -6,16 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from disconnect_watch.engine.batch import PackedBatch
-from disconnect_watch.engine.forward import Decoder, Forward, TorchDecoder
-from disconnect_watch.engine.kv_cache import KVCache
+from disconnect_watch.engine.batch import TokenBatch
+from disconnect_watch.engine.forward import Decoder, Forward
 from disconnect_watch.engine.logprobs import token_logprobs
-from disconnect_watch.engine.model import LlamaModel
-from disconnect_watch.engine.native import NativeDecoder
 from disconnect_watch.engine.outcome import Sampled, TokenLogprobs
 from disconnect_watch.engine.request import Request
-from disconnect_watch.engine.rotary import Rotary
-from disconnect_watch.engine.sampler import sample
 from disconnect_watch.engine.schedule import LayerCheck, ScheduledRow
 
 __all__ = ["ModelRunner"]
@@ -26,33 +21,14 @@ MIN_OWN_GROUP = 32
 
 
 class ModelRunner:
-    """A model and its cache.
+    """A model and its cache, and what computes them.
 
     Args:
-        model: weights, in eval mode.
-        cache: of the same dtype.
-        max_model_len: positions that can occur.
-        is_native: compute by ``native.py``, not by torch.
-        is_invariant: and so that a token's bits depend on the text before it alone.
+        decoder: of both.
     """
 
-    def __init__(
-        self,
-        model: LlamaModel,
-        cache: KVCache,
-        *,
-        max_model_len: int,
-        is_native: bool = False,
-        is_invariant: bool = False,
-    ) -> None:
-        self._model = model
-        self._cache = cache
-        self._is_invariant = is_invariant
-        self._num_layers = len(model.layers)
-        rotary = Rotary(model.config, length=max_model_len, dtype=model.embed_tokens.weight.dtype)
-        self._decoder: Decoder = (
-            NativeDecoder(model, cache, rotary) if is_native else TorchDecoder(model, rotary)
-        )
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
         #: Given the scores of a step, returns those to sample from; for tests.
         self.logits_hook: Callable[[Tensor], Tensor] | None = None
         #: Tokens that each layer computed in the last step, in order; short if it was cut.
@@ -74,16 +50,17 @@ class ModelRunner:
         other company, repeats the same writes.
         """
         try:
-            return self._run(rows, layer_check)
+            return self._run(rows, step, layer_check)
         finally:
+            self.decoder.wait()
             self._acked_step = step
 
     def _run(
-        self, rows: Sequence[ScheduledRow], layer_check: LayerCheck
+        self, rows: Sequence[ScheduledRow], step: int, layer_check: LayerCheck
     ) -> dict[str, Sampled | Exception]:
-        groups = [self._begin(group) for group in _grouped(rows)]
+        groups = [_Group(self.decoder.begin(group, step=step)) for group in _grouped(rows)]
         live = list(rows)
-        for index in range(self._num_layers):
+        for index in range(len(self.decoder.model.layers)):
             if dead := layer_check(index, live):
                 gone = {row.request.key for row in dead}
                 live = [row for row in live if row.request.key not in gone]
@@ -101,7 +78,7 @@ class ModelRunner:
         logits = torch.stack([scores for _, scores in scored])
         if self.logits_hook is not None:
             logits = self.logits_hook(logits)
-        tokens = sample(logits, requests)
+        tokens = self.decoder.sample(logits, requests)
         logprobs = _logprobs(logits, requests, tokens)
         return {
             request.key: FloatingPointError("scores of the next token are not finite")
@@ -109,15 +86,6 @@ class ModelRunner:
             else Sampled(token, logprobs.get(request.key))
             for request, token in zip(requests, tokens, strict=True)
         }
-
-    def _begin(self, rows: Sequence[ScheduledRow]) -> "_Group":
-        batch = PackedBatch(
-            rows,
-            cache=self._cache,
-            is_native=self._decoder.is_native,
-            is_invariant=self._is_invariant,
-        )
-        return _Group(batch, self._decoder.begin(batch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +96,11 @@ class _Group:
     it on the way, and a row's bits are the same whether others of the step leave or stay.
     """
 
-    batch: PackedBatch
     forward: Forward
+
+    @property
+    def batch(self) -> TokenBatch:
+        return self.forward.batch
 
     def is_gone(self, keys: Collection[str]) -> bool:
         """Whether all of its rows are among those that left."""

@@ -10,14 +10,30 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from disconnect_watch.engine.native import argmax
+from disconnect_watch.engine import _math
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.rng import uniform
 
-__all__ = ["sample"]
+__all__ = ["argmax", "sample"]
 
 #: At or below it the likeliest token is taken: scores divided by less could overflow.
 MIN_TEMPERATURE = 1e-5
+
+
+def argmax(scores: Tensor) -> Tensor:
+    """Return the index of each row's greatest score, -1 where that is no finite number.
+
+    Args:
+        scores: [num_rows, size], float32, on a CPU.
+
+    Returns:
+        [num_rows], int64.
+    """
+    scores = scores.contiguous()
+    chosen = torch.empty(scores.shape[0], dtype=torch.int64)
+    num_rows, size = scores.shape
+    _math.argmax(scores.data_ptr(), num_rows, size, chosen.data_ptr())
+    return chosen
 
 
 def sample(logits: Tensor, requests: Sequence[Request]) -> list[int | None]:

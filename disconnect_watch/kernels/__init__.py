@@ -8,7 +8,7 @@
 Needs torch, and on a GPU the ``gpu`` extra; ``probe`` names what a machine lacks.
 """
 
-from disconnect_watch.kernels.backend import Backend, Support, kernels_for, probe
+from disconnect_watch.kernels.backend import Backend, Support, kernels_for, probe, triton_device
 from disconnect_watch.kernels.base import AttentionParams, Kernels, PagedKV, Sampling
 from disconnect_watch.kernels.driver import DriverError, UnavailableError
 from disconnect_watch.kernels.rows import Control, DecodeState, RowState
@@ -31,4 +31,5 @@ __all__ = [
     "kernels_for",
     "open_view",
     "probe",
+    "triton_device",
 ]

@@ -18,11 +18,12 @@ from disconnect_watch.kernels.driver import UnavailableError, load_driver
 from disconnect_watch.kernels.native_kernels import NativeKernels
 from disconnect_watch.kernels.torch_kernels import TorchKernels
 
-__all__ = ["Backend", "Support", "kernels_for", "probe"]
+__all__ = ["Backend", "Support", "kernels_for", "probe", "triton_device"]
 
 SWITCH = "DISCONNECT_WATCH_KERNELS"
 #: Of the driver API: conditional nodes in graphs came with CUDA 12.4.
 MIN_DRIVER_VERSION = 12040
+NO_TRITON = "triton is not installed: pip install 'disconnect-watch[gpu]'"
 
 
 class Backend(StrEnum):
@@ -76,6 +77,28 @@ def kernels_for(device: torch.device | str = "cpu", *, backend: Backend | None =
     return TritonKernels()
 
 
+def triton_device() -> torch.device:
+    """Return where Triton's kernels run in this process: a GPU; a CPU if they are interpreted.
+
+    Imports triton, which decides between the two.
+
+    Raises:
+        UnavailableError: triton is not installed, or it compiles and there is no GPU.
+    """
+    try:
+        from disconnect_watch.kernels.jit import is_interpreted
+    except ImportError:
+        raise UnavailableError(NO_TRITON) from None
+    if is_interpreted:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UnavailableError(
+            "torch finds no CUDA device, and without TRITON_INTERPRET=1, which is for tests, "
+            "triton's kernels run on nothing else"
+        )
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def probe(device: torch.device | str = "cpu") -> Support:
     """Find out what a device has; nothing is registered or compiled.
 
@@ -111,7 +134,7 @@ def _lack_of_triton(device: torch.device) -> str | None:
     try:
         from disconnect_watch.kernels.jit import is_interpreted
     except ImportError:
-        return "triton is not installed: pip install 'disconnect-watch[gpu]'"
+        return NO_TRITON
     if is_interpreted != (device.type == "cpu"):
         return (
             f"triton {'interprets' if is_interpreted else 'compiles'} in this process, "

@@ -93,6 +93,16 @@ def test_several_answers_say_which_they_are(host: ModelHost) -> None:
     assert any(tensor.name == "logprobs" for tensor in responses[0].outputs)
 
 
+def test_configuration_says_what_computes_the_model(host: ModelHost) -> None:
+    model = host.repository.find("llm")
+    assert isinstance(model, EngineModel)
+    stats = model._backend.stats()
+    told = model.config.parameters
+    assert told["arithmetic"].string_value == stats.arithmetic
+    assert stats.arithmetic.startswith(("native, ", "torch"))
+    assert told["missing"].string_value == "; ".join(stats.missing)
+
+
 @pytest.mark.parametrize("name", ["llm", "asks"])
 def test_cancel_ends_the_engines_work(host: ModelHost, name: str) -> None:
     async def main() -> None:

@@ -215,6 +215,20 @@ def test_a_port_in_use_is_an_error_that_says_so(
     )
 
 
+def test_what_a_machine_lacks_for_what_was_asked_for_is_an_error_that_names_it() -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    options = [*FREE_PORTS, "--arithmetic", "triton"]
+    done = subprocess.run(
+        [sys.executable, "-m", "disconnect_watch.cli", "serve", *options],
+        capture_output=True,
+        text=True,
+        env={**environment, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 2
+    lack = "disconnect-watch: arithmetic is 'triton', which cannot run here: "
+    assert done.stderr.splitlines()[-1].startswith(lack)
+
+
 def test_a_port_in_use_is_told_before_anything_heavy_is_loaded() -> None:
     # Symptom: some seconds of imports, and then the error.
     script = (

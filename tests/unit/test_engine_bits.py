@@ -5,17 +5,18 @@ company while it runs. From step to step it holds in batch-invariant mode alone.
 """
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from disconnect_watch.engine import Engine, EngineConfig, RequestOutput, SamplingParams
-from disconnect_watch.engine.batch import PackedBatch
+from disconnect_watch.engine import Engine, EngineConfig, RequestOutput, SamplingParams, batch
 from disconnect_watch.engine.logprobs import token_logprobs
 from disconnect_watch.engine.model import LlamaModel
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.sampler import sample
+from disconnect_watch.engine.schedule import ScheduledRow
 from disconnect_watch.token import CancelToken, Reason
 from tests.support.engine import (
     TINY_CONFIG,
@@ -261,25 +262,32 @@ def test_a_draw_from_equal_scores_is_the_same_among_any_number_of_rows() -> None
         assert told == likely[:num_rows]
 
 
-def test_a_long_prompt_is_left_in_the_middle_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make_invariant(max_num_batched_tokens=256, max_model_len=256)
+@pytest.mark.parametrize("arithmetic", MODES)
+def test_a_long_prompt_is_left_in_the_middle_of_a_layer(
+    monkeypatch: pytest.MonkeyPatch, arithmetic: str
+) -> None:
+    """Whatever computes it looks before each piece of 64 tokens but the first, and at the end."""
+    engine = make_engine(
+        max_num_batched_tokens=256, max_model_len=256, num_blocks=128, **MODES[arithmetic]
+    )
     token = CancelToken()
     engine.add_request(prompt_of(1, 250), params(3), request_id="leaves", cancel=token)
     engine.add_request(prompt_of(2, 5), params(3), request_id="stays")
     num_looks = 0
-    is_left = vars(PackedBatch)["is_left"].fget
+    are_left = batch.are_left
 
-    def look(batch: PackedBatch) -> bool:
+    def look(rows: Sequence[ScheduledRow]) -> bool:
         nonlocal num_looks
-        num_looks += 1
-        # Of the four pieces of a layer the second one of the second layer.
-        if num_looks == 5:
-            token.cancel(Reason.FIN)
-        assert num_looks <= 5, "it is still computed"
-        return bool(is_left(batch))
+        if rows[0].request.request_id == "leaves":
+            num_looks += 1
+            # Of the four looks of a layer the second one of the second layer.
+            if num_looks == 6:
+                token.cancel(Reason.FIN)
+        return are_left(rows)
 
-    monkeypatch.setattr(PackedBatch, "is_left", property(look))
+    monkeypatch.setattr(batch, "are_left", look)
     outputs = {output.request_id: output for output in engine.step()}
+    assert 6 <= num_looks <= 7, "it is still computed"
     [record] = engine.step_log
     assert record.scheduled == {"leaves": 250, "stays": 5}
     assert record.layer_tokens == (255, 5, 5)

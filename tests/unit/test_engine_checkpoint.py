@@ -143,4 +143,4 @@ def test_an_engine_computes_in_float32_unless_told_otherwise(
     engine = Engine.from_pretrained(tmp_path, EngineConfig(num_threads=1, dtype=dtype))
     engine.add_request("hello", SamplingParams(max_tokens=2), request_id="a")
     assert len(tokens_of(run_to_end(engine)["a"])) == 2
-    assert {keys.dtype for keys in engine._runner._cache.keys} == {expected}
+    assert {keys.dtype for keys in engine._runner.decoder.cache.keys} == {expected}

@@ -177,7 +177,7 @@ def scores_of(reference: Any, token_ids: list[int]) -> torch.Tensor:
 
 def test_scores_are_those_of_transformers(reference: tuple[Any, Path]) -> None:
     model, path = reference
-    scores = dense_logits(make_engine(path)._runner._model, PROMPT)
+    scores = dense_logits(make_engine(path)._runner.decoder.model, PROMPT)
     torch.testing.assert_close(scores, scores_of(model, PROMPT), rtol=1e-4, atol=1e-4)
 
 
@@ -206,7 +206,7 @@ def test_paged_and_chunked_scores_are_the_plain_ones(
         arithmetic=arithmetic,
     )
     seen: list[torch.Tensor] = []
-    model = engine._runner._model
+    model = engine._runner.decoder.model
 
     def spy(logits: torch.Tensor) -> torch.Tensor:
         seen.append(logits)
@@ -247,7 +247,7 @@ def test_rows_of_different_lengths_get_what_each_gets_alone(
     # A step that failed would have been run again, row by row.
     assert len(sizes) == engine.stats().num_steps
     assert max(sizes) > 3
-    length, model = engine.max_model_len, engine._runner._model
+    length, model = engine.max_model_len, engine._runner.decoder.model
     for name, prompt in prompts.items():
         assert is_greedy(model, prompt, tokens_of(outputs[name]), length=length), name
 
@@ -255,7 +255,7 @@ def test_rows_of_different_lengths_get_what_each_gets_alone(
 def test_the_dynamic_base_grows_with_the_length_beyond_that_of_the_file(tmp_path: Path) -> None:
     fields = {"rope_parameters": DYNAMIC, "max_position_embeddings": 64}
     reference = make_reference("Llama", fields, tmp_path)
-    model = make_engine(tmp_path)._runner._model
+    model = make_engine(tmp_path)._runner.decoder.model
     for length in (50, 90, 120):
         tokens = (PROMPT + PROMPT)[:length]
         expected = scores_of(reference, tokens)
@@ -271,7 +271,7 @@ def test_scores_in_half_precision_are_as_near_as_those_of_transformers(
     exact = scores_of(reference, PROMPT)
     theirs = (scores_of(reference.to(dtype), PROMPT).float() - exact).abs().mean()
     name: Any = str(dtype).removeprefix("torch.")
-    model = make_engine(tmp_path, dtype=name)._runner._model
+    model = make_engine(tmp_path, dtype=name)._runner.decoder.model
     scores = dense_logits(model, PROMPT, length=102)
     assert scores.dtype is dtype
     assert (scores.float() - exact).abs().mean() < 1.5 * theirs

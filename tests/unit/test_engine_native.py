@@ -22,7 +22,7 @@ PROMPTS = {
 
 
 def decoder_of(engine: Engine) -> str:
-    return type(engine._runner._decoder).__name__
+    return type(engine._runner.decoder).__name__
 
 
 def scores_of(
@@ -86,20 +86,29 @@ def test_torch_is_the_default_for_half_precision_and_for_several_threads(tmp_pat
 
 
 def test_what_computes_and_what_is_missing_for_better_is_told_at_start(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    no_gpu = "no GPU is used: torch finds no CUDA device"
     with caplog.at_level(logging.INFO, "disconnect_watch.engine"):
         stats = make_engine().stats()
         assert stats.arithmetic == f"native, {INSTRUCTIONS}"
-        assert stats.missing == ()
+        assert stats.missing == (no_gpu,)
         stats = make_engine(arithmetic="torch").stats()
     assert stats.arithmetic == "torch"
-    assert stats.missing == ("the decoder in C is not used: arithmetic is 'torch'",)
+    assert stats.missing == ("the decoder in C is not used: arithmetic is 'torch'", no_gpu)
     assert [record.getMessage() for record in caplog.records] == [
         f"the engine computes by native, {INSTRUCTIONS}",
+        no_gpu,
         "the engine computes by torch",
         *stats.missing,
     ]
+
+
+def test_a_gpu_that_nobody_asked_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    [lack] = make_engine().stats().missing
+    assert lack == "no GPU is used: arithmetic is 'auto', set it to 'triton'"
 
 
 def test_what_c_cannot_compute_is_refused_where_it_was_asked_for(tmp_path: Any) -> None:

@@ -255,15 +255,15 @@ def test_an_error_in_the_model_fails_the_request_that_causes_it_alone(
 ) -> None:
     # By torch, whose layers an error can be put into.
     engine = make_engine(arithmetic="torch")
-    forward = DecoderLayer.forward
+    heads = DecoderLayer.heads
 
-    def fail_on_77(self: DecoderLayer, hidden: torch.Tensor, *args: Any) -> torch.Tensor:
+    def fail_on_77(self: DecoderLayer, hidden: torch.Tensor, *args: Any) -> Any:
         token = tiny_model().embed_tokens.weight[77]
         if self.index == 0 and (hidden == token).all(-1).any():
             raise RuntimeError("77 again")
-        return forward(self, hidden, *args)
+        return heads(self, hidden, *args)
 
-    monkeypatch.setattr(DecoderLayer, "forward", fail_on_77)
+    monkeypatch.setattr(DecoderLayer, "heads", fail_on_77)
     prompts = [PROMPTS[0], [1, 77], PROMPTS[2]]
     for index, prompt in enumerate(prompts):
         engine.add_request(prompt, params(3), request_id=str(index))

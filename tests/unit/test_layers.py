@@ -21,8 +21,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "watcher": {"_core", "errors", "records", "token"},
     "aio": {"errors", "token", "watcher"},
     "adapters": {"errors", "token", "watcher", "aio"},
-    "engine": {"errors", "token"},
     "kernels": {"errors", "token"},
+    "engine": {"errors", "token", "kernels"},
     "backends": {"_core", "errors", "token", "engine", "kernels"},
     "server": {
         "errors",
