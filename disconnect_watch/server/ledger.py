@@ -1,7 +1,8 @@
 """Which requests there are, whose they are, and how those ended that are over.
 
-A request is found by the id that the server minted, or by the name that its client gave it in
-``X-Request-Id``, which only that client's own requests are looked for by. Ids are compared whole.
+A request is found by the id that the server minted, by that of the response that it made, or by
+the name that its client gave it in ``X-Request-Id``, which only that client's own requests are
+looked for by. Ids are compared whole.
 """
 
 import asyncio
@@ -38,8 +39,18 @@ class RequestLedger:
         if record.client_id:
             self._named.setdefault((record.owner, record.client_id), []).append(record.request_id)
 
+    def hand_over(self, record: RequestRecord, to: RequestRecord) -> None:
+        """A live request goes on as another record of the same id, owner and name.
+
+        What ends then is only its client's part in it.
+        """
+        self._live[record.request_id] = to
+        to.waiters, record.waiters = record.waiters, []
+
     def end(self, record: RequestRecord) -> None:
-        """A request is over: whoever waits for that is told."""
+        """A request is over: whoever waits for that is told. One handed over is not."""
+        if not self.is_live(record):
+            return
         del self._live[record.request_id]
         self._ended[record.request_id] = record
         if len(self._ended) > MAX_ENDED:
@@ -51,7 +62,7 @@ class RequestLedger:
 
     def is_live(self, record: RequestRecord) -> bool:
         """Whether it has begun and is not over."""
-        return record.request_id in self._live
+        return self._live.get(record.request_id) is record
 
     def live(self) -> list[RequestRecord]:
         """All that have begun and are not over."""
@@ -65,7 +76,9 @@ class RequestLedger:
         Raises:
             AmbiguousNameError: more than one of them is live.
         """
-        record = self._live.get(name) or self._ended.get(name)
+        # A response of /v1/responses is the request that it was made by.
+        request_id = name.removeprefix("resp_")
+        record = self._live.get(request_id) or self._ended.get(request_id)
         if record is not None and (caller.is_admin or record.owner == caller.name):
             return record
         ids = self._named.get((caller.name, name), [])

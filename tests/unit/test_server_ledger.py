@@ -1,5 +1,7 @@
 """Which requests are known, to whom, and for how long."""
 
+import asyncio
+
 import pytest
 
 from disconnect_watch.keys import ADMIN, Caller, Role
@@ -7,6 +9,7 @@ from disconnect_watch.server import ledger as ledger_module
 from disconnect_watch.server.access import RequestRecord
 from disconnect_watch.server.ledger import AmbiguousNameError, RequestLedger
 from disconnect_watch.token import CancelToken
+from tests.support.net import PATIENCE, until
 
 ALICE, BOB = Caller("alice", Role.USER), Caller("bob", Role.SERVICE)
 
@@ -76,3 +79,39 @@ def test_the_ledger_forgets_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
         ledger.begin(each)
         ledger.end(each)
     assert ledger._named == {}
+
+
+def test_what_was_handed_over_goes_on_after_its_clients_part() -> None:
+    ledger = RequestLedger()
+    first = record("mine")
+    ledger.begin(first)
+    second = RequestRecord(CancelToken(), request_id=first.request_id, owner="alice")
+    second.client_id = "mine"
+    ledger.hand_over(first, second)
+    ledger.end(first)
+    assert not ledger.is_live(first)
+    assert ledger.is_live(second)
+    for name in (first.request_id, f"resp_{first.request_id}", "mine"):
+        assert ledger.find(ALICE, name) is second
+        assert ledger.find(BOB, name) is None
+    ledger.end(second)
+    assert ledger.live() == []
+    assert ledger.find(ALICE, "mine") is second
+
+
+def test_who_waits_for_its_end_waits_for_that_of_what_it_was_handed_to() -> None:
+    async def main() -> None:
+        ledger = RequestLedger()
+        first = record()
+        ledger.begin(first)
+        waiting = asyncio.create_task(ledger.wait_ended(first))
+        await until(lambda: first.waiters)
+        second = RequestRecord(CancelToken(), request_id=first.request_id, owner="alice")
+        ledger.hand_over(first, second)
+        ledger.end(first)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        ledger.end(second)
+        await asyncio.wait_for(waiting, PATIENCE)
+
+    asyncio.run(main())
