@@ -1,0 +1,1 @@
+"""``/v1/responses``: responses that can be kept, left, found again and cancelled."""
