@@ -29,6 +29,14 @@ from disconnect_watch.server.openai.chat import chat_completions
 from disconnect_watch.server.openai.completions import completions
 from disconnect_watch.server.openai.embeddings import embeddings
 from disconnect_watch.server.openai.models import list_models, retrieve_model
+from disconnect_watch.server.openai.responses.routes import (
+    cancel_response,
+    count_input_tokens,
+    create_response,
+    delete_response,
+    list_input_items,
+    retrieve_response,
+)
 from disconnect_watch.server.tracking import Tracking
 from disconnect_watch.server.v2.routes import V2
 
@@ -79,6 +87,12 @@ def create_app(
             _route("POST", "/v1/completions", completions),
             _route("POST", "/v1/chat/completions", chat_completions),
             _route("POST", "/v1/embeddings", embeddings),
+            _route("POST", "/v1/responses", create_response),
+            _route("POST", "/v1/responses/input_tokens", count_input_tokens),
+            _route("GET", "/v1/responses/{response_id}", retrieve_response),
+            _route("DELETE", "/v1/responses/{response_id}", delete_response),
+            _route("GET", "/v1/responses/{response_id}/input_items", list_input_items),
+            _route("POST", "/v1/responses/{response_id}/cancel", cancel_response),
             _route("POST", "/v1/requests/{request_id}/cancel", cancel_one),
             _route("DELETE", "/v1/requests/{request_id}", cancel_one),
             _route("POST", "/v1/requests/cancel", cancel_many),

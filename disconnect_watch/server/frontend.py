@@ -20,6 +20,8 @@ from disconnect_watch.server.errors import (
 from disconnect_watch.server.generation import Generation
 from disconnect_watch.server.ledger import RequestLedger
 from disconnect_watch.server.log_settings import LogSettings
+from disconnect_watch.server.openai.responses.service import Responses
+from disconnect_watch.server.openai.responses.store import ResponseStore
 from disconnect_watch.server.options import FrontendOptions
 from disconnect_watch.server.rate import RateLimit
 from disconnect_watch.server.running import Running
@@ -60,6 +62,7 @@ class Frontend:
         models: those that take tensors, if any.
         embedder: makes vectors of texts, if any.
         options: None for the defaults.
+        store: of responses, closed with ``responses``; None keeps them in memory.
 
     Threads: the loop's only.
     """
@@ -70,6 +73,7 @@ class Frontend:
         models: Models | None = None,
         embedder: "EmbedderBackend | None" = None,
         options: FrontendOptions | None = None,
+        store: ResponseStore | None = None,
     ) -> None:
         self.embedder = embedder
         self.backends = {backend.name: backend for backend in backends}
@@ -83,6 +87,8 @@ class Frontend:
         #: Seconds since the epoch.
         self.started_at = int(time.time())
         self.ledger = RequestLedger()
+        #: Of ``/v1/responses``; closed by whoever serves.
+        self.responses = Responses(self, store)
         #: Of cancels by id, for each caller.
         self.abort_limit = RateLimit(ABORT_RATE, burst=ABORT_BURST)
         self._live: set[Running] = set()

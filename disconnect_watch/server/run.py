@@ -26,6 +26,7 @@ from disconnect_watch.server.cloud import CloudMode
 from disconnect_watch.server.frontend import Frontend
 from disconnect_watch.server.guard import AdminDoor, Gatekeeper
 from disconnect_watch.server.metrics import Metrics
+from disconnect_watch.server.openai.responses.store import ResponseStore
 from disconnect_watch.server.options import FrontendOptions
 from disconnect_watch.server.slow import Arrivals
 from disconnect_watch.watcher import Watcher, default_watcher
@@ -191,11 +192,13 @@ class FrontendServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._frontend.begin_drain()
         logger.info("shutting down", extra={"grace": self._grace})
+        deadline = asyncio.get_running_loop().time() + self._grace
         ending = asyncio.create_task(self._end_connections())
         try:
             await super().shutdown(sockets)
         finally:
             ending.cancel()
+            await self._end_responses(deadline)
 
     async def _end_connections(self) -> None:
         """See that every connection and request ends, which uvicorn's shutdown waits for."""
@@ -204,6 +207,16 @@ class FrontendServer(uvicorn.Server):
             await self._are_done_within(FLUSH, hurries=False)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
+
+    async def _end_responses(self, deadline: float) -> None:
+        """See that what no connection waits for ends too, and is stored."""
+        loop = asyncio.get_running_loop()
+        while self._frontend.responses.num_running:
+            if loop.time() >= deadline or self._is_hurried:
+                self._frontend.cancel_all()
+                break
+            await asyncio.sleep(TICK)
+        await self._frontend.responses.close()
 
     async def _are_done_within(self, seconds: float, *, hurries: bool = True) -> bool:
         loop = asyncio.get_running_loop()
@@ -267,6 +280,7 @@ def serve(
     open_models: Callable[[], AbstractAsyncContextManager[Models | None]] = nullcontext,
     gatekeeper: Gatekeeper | None = None,
     admin: socket.socket | None = None,
+    store: ResponseStore | None = None,
     announce: Callable[[Frontend], None] = lambda _: None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; returns after an orderly end.
@@ -277,6 +291,7 @@ def serve(
         open_models: called on the loop for the models that take tensors.
         gatekeeper: knows who calls; None needs no keys.
         admin: from ``bind_unix``; whoever connects to it is the admin. Closed at the end.
+        store: of responses; None keeps them in memory. Closed at the end.
         announce: called once requests are taken.
 
     Raises:
@@ -302,6 +317,7 @@ def serve(
                     open_models,
                     gatekeeper,
                     admin,
+                    store,
                     announce,
                 )
             )
@@ -325,6 +341,7 @@ async def _serve(
     open_models: Callable[[], AbstractAsyncContextManager[Models | None]],
     gatekeeper: Gatekeeper | None,
     admin: socket.socket | None,
+    store: ResponseStore | None,
     announce: Callable[[Frontend], None],
 ) -> None:
     async with AsyncExitStack() as others:
@@ -332,7 +349,10 @@ async def _serve(
         if models is not None and options.exit_on_error:
             _require_all(models)
         backends = () if backend is None else (backend,)
-        frontend = Frontend(*backends, models=models, embedder=embedder, options=options.frontend)
+        frontend = Frontend(
+            *backends, models=models, embedder=embedder, options=options.frontend, store=store
+        )
+        others.push_async_callback(frontend.responses.close)
         others.callback(frontend.memory.close)
         metrics = Metrics(
             engine=None if backend is None else backend.stats,

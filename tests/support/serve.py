@@ -39,6 +39,7 @@ from disconnect_watch.server import (
     create_app,
 )
 from disconnect_watch.server.guard import Gatekeeper
+from disconnect_watch.server.openai.responses.store import ResponseStore
 from disconnect_watch.server.run import make_server
 from disconnect_watch.testing import ThreadedServer as ThreadedServer
 from disconnect_watch.testing import serving
@@ -203,6 +204,7 @@ def serving_engine(
     keys: KeyRing | None = None,
     send_buffer: int | None = None,
     embedder: EmbedderBackend | None = None,
+    store: ResponseStore | None = None,
 ) -> Iterator[Serving]:
     """The frontend with a watcher of its own, as ``serve`` puts it together."""
     watcher = Watcher()
@@ -210,7 +212,7 @@ def serving_engine(
         engine, name="tiny", chat_template=ChatTemplate.from_pretrained(DEFAULT_MODEL)
     )
     options = FrontendOptions(max_body_bytes=max_body_bytes, request_timeout=request_timeout)
-    frontend = Frontend(backend, embedder=embedder, options=options)
+    frontend = Frontend(backend, embedder=embedder, options=options, store=store)
     gatekeeper = Gatekeeper(keys)
     metrics = metrics_of(frontend, watcher)
     outcomes: dict[str, list[Outcome]] = {}
