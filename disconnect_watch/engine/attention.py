@@ -7,6 +7,7 @@ reference for any kernel that replaces it.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -73,14 +74,11 @@ class PrefillRow:
     Attributes:
         first, last: its tokens in the packed batch, half-open.
         slots: [context], int64; None if nothing was cached before, so that the batch has it all.
-        mask: [tokens, context], 0 or -inf; None if that is so and it has ``MAX_UNWATCHED`` tokens
-            or less.
     """
 
     first: int
     last: int
     slots: Tensor | None
-    mask: Tensor | None
 
 
 class PagedAttention:
@@ -107,8 +105,8 @@ class PagedAttention:
         self._slot_mapping = slot_mapping
         self._decodes = decodes
         self._prefills = prefills
-        # What layers with a sliding window see of each group or row, by its first token and the
-        # window: from which key on, and the mask. Layers have it in common.
+        # What layers with a sliding window see of each group, by its first token and the window:
+        # from which key on, and the mask. Layers have it in common.
         self._views: dict[tuple[int, int], tuple[int, Tensor]] = {}
 
     def __call__(
@@ -141,13 +139,13 @@ class PagedAttention:
         """
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         for row in self._prefills:
-            own = slice(row.first, row.last)
-            context = row.last - row.first if row.slots is None else len(row.slots)
-            first, mask = 0, row.mask
-            if 0 < rule.window < context:
-                first, mask = self._window_of_row(row, context, rule.window)
+            num_tokens = row.last - row.first
+            context = num_tokens if row.slots is None else len(row.slots)
+            # No token of the row sees a key before this one.
+            first = max(context - num_tokens + 1 - rule.window, 0) if rule.window else 0
             if row.slots is None:
-                row_keys, row_values = key[own][first:], value[own][first:]
+                own = slice(row.first + first, row.last)
+                row_keys, row_values = key[own], value[own]
             else:
                 slots = row.slots[first:]
                 row_keys, row_values = keys.index_select(0, slots), values.index_select(0, slots)
@@ -155,17 +153,17 @@ class PagedAttention:
                 if start > row.first and self._is_left():
                     return
                 stop = min(start + MAX_UNWATCHED, row.last)
-                # Among the row's keys: those that its piece sees.
-                last_seen = context - (row.last - stop) - first
-                seen = slice(0, last_seen)
-                if 0 < rule.window < context:
-                    seen = slice(max(last_seen - (stop - start) + 1 - rule.window, 0), last_seen)
+                num_seen = len(row_keys) - (row.last - stop)
+                window = rule.window if rule.window < num_seen else 0
+                # Among the row's keys: those that any token of the piece sees.
+                seen = slice(0, num_seen)
+                if window:
+                    seen = slice(max(num_seen - (stop - start) + 1 - window, 0), num_seen)
+                mask = None
+                if window or num_seen > stop - start:
+                    mask = _mask_of_piece(stop - start, num_seen - seen.start, window, query.dtype)
                 output = _attend(
-                    query[start:stop],
-                    row_keys[seen],
-                    row_values[seen],
-                    mask=None if mask is None else mask[start - row.first : stop - row.first, seen],
-                    rule=rule,
+                    query[start:stop], row_keys[seen], row_values[seen], mask=mask, rule=rule
                 )
                 yield start, stop, output
 
@@ -188,15 +186,6 @@ class PagedAttention:
             rule=rule,
         )
         return output.reshape(num_rows, -1)
-
-    def _window_of_row(self, row: PrefillRow, context: int, window: int) -> tuple[int, Tensor]:
-        """Return the first key that a row's tokens see, and their mask from there on."""
-        view = self._views.get((row.first, window))
-        if view is None:
-            start = context - (row.last - row.first)
-            view = _window(start, context, window, self._cache.keys[0].dtype)
-            self._views[row.first, window] = view
-        return view
 
     def _window_of_group(self, group: DecodeGroup, context: int, window: int) -> tuple[int, Tensor]:
         """Return the first key that any row of a group sees, and their mask from there on."""
@@ -225,6 +214,24 @@ def _window(start: int, stop: int, window: int, dtype: torch.dtype) -> tuple[int
     first = max(start + 1 - window, 0)
     tokens, keys = torch.arange(start, stop)[:, None], torch.arange(first, stop)
     return first, mask_of((keys > tokens) | (keys <= tokens - window), dtype)
+
+
+def _mask_of_piece(num_tokens: int, num_keys: int, window: int, dtype: torch.dtype) -> Tensor:
+    """Return the mask of tokens, ``MAX_UNWATCHED`` at most, that are the last of so many keys.
+
+    Counted from the end all pieces see alike, so they are parts of one mask, which is kept.
+    """
+    width = 1 << (max(num_keys, MAX_UNWATCHED) - 1).bit_length()
+    return _last_piece(width, window, dtype)[-num_tokens:, -num_keys:]
+
+
+@lru_cache(maxsize=32)
+def _last_piece(width: int, window: int, dtype: torch.dtype) -> Tensor:
+    tokens, keys = torch.arange(width - MAX_UNWATCHED, width)[:, None], torch.arange(width)
+    is_hidden = keys > tokens
+    if window:
+        is_hidden |= keys <= tokens - window
+    return mask_of(is_hidden, dtype)
 
 
 def _attend(

@@ -7,12 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from disconnect_watch.engine.attention import (
-    MAX_UNWATCHED,
-    DecodeGroup,
-    PagedAttention,
-    PrefillRow,
-)
+from disconnect_watch.engine.attention import DecodeGroup, PagedAttention, PrefillRow
 from disconnect_watch.engine.kv_cache import KVCache
 from disconnect_watch.engine.schedule import ScheduledRow
 
@@ -189,11 +184,7 @@ class PackedBatch(TokenBatch):
 
     def _prefill(self, row: ScheduledRow, first: int) -> PrefillRow:
         last = first + row.num_tokens
-        slots = None if row.start == 0 else self._slots([row], row.stop)[0]
-        if slots is None and row.num_tokens <= MAX_UNWATCHED:
-            return PrefillRow(first, last, None, None)
-        is_later = torch.arange(row.stop) > torch.arange(row.start, row.stop)[:, None]
-        return PrefillRow(first, last, slots, self._mask(is_later))
+        return PrefillRow(first, last, self._slots([row], row.stop)[0] if row.start else None)
 
     def _slots(self, rows: list[ScheduledRow], context: int) -> Tensor:
         """Return the slots of the first ``context`` tokens of each row, [rows, context]."""
