@@ -1,12 +1,13 @@
 """What the routes share: the models, the limits, and who is being served now."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from disconnect_watch.backends import Backend
 from disconnect_watch.backends.models import Models
+from disconnect_watch.backends.statistics import ModelStatistics
 from disconnect_watch.engine import Outcome
 from disconnect_watch.engine.errors import EngineClosedError, QueueFullError
 from disconnect_watch.server.access import RequestRecord
@@ -25,6 +26,7 @@ from disconnect_watch.server.openai.responses.store import ResponseStore
 from disconnect_watch.server.options import FrontendOptions
 from disconnect_watch.server.rate import RateLimit
 from disconnect_watch.server.running import Running
+from disconnect_watch.server.strict import counted_as_triton
 from disconnect_watch.server.v2.shared_memory import SharedMemory
 from disconnect_watch.server.v2.trace_settings import TraceSettings
 from disconnect_watch.token import CancelToken, Reason
@@ -176,6 +178,11 @@ class Frontend:
         self._live.add(running)
         record.works.add(running)
         return running
+
+    def model_statistics(self) -> Sequence[ModelStatistics]:
+        """Of the models that take tensors, for metrics; counted as Triton does if that is asked."""
+        found = self.models.statistics() if self.models is not None else ()
+        return [*map(counted_as_triton, found)] if self.options.strict else found
 
     def begin(self, token: CancelToken) -> None:
         """Keep the token of a request at hand for a shutdown, until ``end``.

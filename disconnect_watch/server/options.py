@@ -19,8 +19,8 @@ class FrontendOptions:
         max_body_bytes: of a request, and of what it is when it is decompressed.
         request_timeout: seconds that a request may take which brings no limit of its own; None
             for no limit.
-        strict: answer in all as Triton does: what was cancelled is 400 instead of 499, NaN
-            and Infinity are bare words.
+        strict: answer in all as Triton does: what was cancelled is 400 instead of 499 and
+            counts as a success, NaN and Infinity are bare words.
         strict_readiness: not ready while a model is not.
         allow_client_shm: whether clients may have tensors in shared memory.
         header_forward_pattern: names of headers that models get as parameters.

@@ -358,7 +358,7 @@ async def _serve(
             engine=None if backend is None else backend.stats,
             watcher=lambda: default_watcher().stats(),
             num_unacked=lambda: frontend.stats().num_unacked,
-            models=tuple if models is None else models.statistics,
+            models=frontend.model_statistics,
         )
         if backend is not None:
             backend.listen(metrics.observe)

@@ -103,12 +103,11 @@ def metrics_of(frontend: Frontend, watcher: Watcher | None = None) -> Metrics:
         with Watcher(driver="loop") as idle:
             nothing = idle.stats()
     engine = next(iter(frontend.backends.values()), None)
-    models = frontend.models
     return Metrics(
         engine=engine.stats if engine is not None else None,
         watcher=lambda: nothing if watcher is None else watcher.stats(),
         num_unacked=lambda: frontend.stats().num_unacked,
-        models=models.statistics if models is not None else tuple,
+        models=frontend.model_statistics,
     )
 
 

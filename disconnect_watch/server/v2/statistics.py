@@ -11,6 +11,7 @@ from disconnect_watch.backends.statistics import (
     ResponseStatistics,
 )
 from disconnect_watch.server.errors import ModelNotFoundError, ProtocolError
+from disconnect_watch.server.strict import counted_as_triton
 from disconnect_watch.server.v2.call import Answer, Call, json_answer
 from disconnect_watch.server.v2.models import engine_of
 
@@ -22,7 +23,7 @@ async def all_statistics(call: Call) -> Answer:
     frontend = call.frontend
     of_models = frontend.models.statistics() if frontend.models else ()
     of_engines = map(_engine_statistics, frontend.backends.values())
-    return _answer((*of_models, *of_engines))
+    return _answer(call, (*of_models, *of_engines))
 
 
 async def model_statistics(call: Call) -> Answer:
@@ -35,11 +36,11 @@ async def model_statistics(call: Call) -> Answer:
             f"requested model version is not available for model '{name}'"
         ) from None
     if engine is not None:
-        return _answer([_engine_statistics(engine)])
+        return _answer(call, [_engine_statistics(engine)])
     models = call.frontend.models
     if models is None:
         raise ProtocolError(f"requested model '{name}' is not available")
-    return _answer(models.statistics(name, call.path["version"]))
+    return _answer(call, models.statistics(name, call.path["version"]))
 
 
 def _engine_statistics(engine: Backend) -> ModelStatistics:
@@ -65,7 +66,9 @@ def _engine_statistics(engine: Backend) -> ModelStatistics:
     return statistics
 
 
-def _answer(statistics: Iterable[ModelStatistics]) -> Answer:
+def _answer(call: Call, statistics: Iterable[ModelStatistics]) -> Answer:
+    if call.frontend.options.strict:
+        statistics = map(counted_as_triton, statistics)
     return json_answer({"model_stats": [_model(each) for each in statistics]})
 
 
