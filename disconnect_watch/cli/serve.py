@@ -1,35 +1,45 @@
 """``disconnect-watch serve``."""
 
 import contextlib
-import json
-import logging
-import math
 import os
-import re
-import socket
-import sys
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from disconnect_watch.cli._app import app, fail, typer
+from disconnect_watch.cli._frontend import (
+    AdminSocket,
+    AllowClientShm,
+    ApiKeys,
+    BoolOption,
+    DisconnectGrace,
+    Grace,
+    HalfClose,
+    HalfCloseOption,
+    HeaderForwardPattern,
+    LogLevel,
+    LogLevelOption,
+    LogVerbose,
+    MaxBodyBytes,
+    MetricsPort,
+    NoCancelOnDisconnect,
+    ReadTimeout,
+    RequestTimeout,
+    RestrictedApi,
+    Strict,
+    Unblind,
+    VanishAfter,
+    announce,
+    serve_options,
+)
 from disconnect_watch.keys import KeyRing
 from disconnect_watch.ports import bind, bind_unix
 
 if TYPE_CHECKING:
-    from disconnect_watch.server import Frontend
     from disconnect_watch.server.cloud import CloudMode
 
 __all__ = ["serve"]
-
-
-class HalfCloseOption(StrEnum):
-    """What a client's FIN means, see ``adapters.uvicorn.HttpTools``."""
-
-    DISCONNECT = "disconnect"
-    PROBE = "probe"
-    IGNORE = "ignore"
 
 
 class ControlModeOption(StrEnum):
@@ -40,13 +50,6 @@ class ControlModeOption(StrEnum):
     POLL = "poll"
 
 
-class BoolOption(StrEnum):
-    """What Triton's options take: ``--strict-readiness=false``."""
-
-    TRUE = "true"
-    FALSE = "false"
-
-
 class ArithmeticOption(StrEnum):
     """What computes the model, see ``engine.EngineConfig``."""
 
@@ -54,15 +57,6 @@ class ArithmeticOption(StrEnum):
     NATIVE = "native"
     TORCH = "torch"
     TRITON = "triton"
-
-
-class LogLevel(StrEnum):
-    """From which level on lines are logged."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
 
 
 @app.command()
@@ -127,17 +121,10 @@ def serve(
             min=0, max=65535, help="0 takes a free one; without it 8000, or what the cloud says."
         ),
     ] = None,
-    metrics_port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8002,
-    http_restricted_api: Annotated[
-        list[str] | None,
-        typer.Option(help="<category>[,<category>]:<header>=<value>, once for each."),
-    ] = None,
-    http_header_forward_pattern: Annotated[
-        str | None, typer.Option(help="Regular expression of headers that models get.")
-    ] = None,
-    allow_client_shm: Annotated[
-        BoolOption, typer.Option(help="Let clients have tensors in shared memory.")
-    ] = BoolOption.FALSE,
+    metrics_port: MetricsPort = 8002,
+    http_restricted_api: RestrictedApi = None,
+    http_header_forward_pattern: HeaderForwardPattern = None,
+    allow_client_shm: AllowClientShm = BoolOption.FALSE,
     allow_sagemaker: Annotated[
         bool, typer.Option("--allow-sagemaker", help="Serve SageMaker's paths, by SAGEMAKER_*.")
     ] = False,
@@ -151,36 +138,13 @@ def serve(
     vertex_ai_default_model: Annotated[
         str, typer.Option(help="For predictions that name no other.")
     ] = "",
-    strict: Annotated[
-        bool,
-        typer.Option("--strict", help="Answer in all as Triton: 400 for what was cancelled."),
-    ] = False,
-    grace: Annotated[
-        float,
-        typer.Option(
-            "--grace",
-            "--exit-timeout-secs",
-            min=0,
-            help="Seconds that running requests get at a shutdown.",
-        ),
-    ] = 5.0,
-    half_close: Annotated[
-        HalfCloseOption, typer.Option(help="What a client's FIN means: left, find out, nothing.")
-    ] = HalfCloseOption.DISCONNECT,
-    vanish_after: Annotated[
-        float | None,
-        typer.Option(min=2, max=86_400, help="Seconds without a sign of life of a client, asked."),
-    ] = None,
-    unblind: Annotated[
-        int | None, typer.Option(min=1, help="Unread bytes to see a client's leaving behind.")
-    ] = None,
-    disconnect_grace: Annotated[
-        float, typer.Option(min=0, help="Seconds that a request may go on without its client.")
-    ] = 0.0,
-    no_cancel_on_disconnect: Annotated[
-        bool,
-        typer.Option("--no-cancel-on-disconnect", help="Let requests end without their client."),
-    ] = False,
+    strict: Strict = False,
+    grace: Grace = 5.0,
+    half_close: HalfClose = HalfCloseOption.DISCONNECT,
+    vanish_after: VanishAfter = None,
+    unblind: Unblind = None,
+    disconnect_grace: DisconnectGrace = 0.0,
+    no_cancel_on_disconnect: NoCancelOnDisconnect = False,
     max_queue: Annotated[int, typer.Option(min=1, help="Requests that may wait.")] = 1024,
     max_num_seqs: Annotated[
         int, typer.Option(min=1, help="Requests that run at the same time.")
@@ -189,28 +153,13 @@ def serve(
         ArithmeticOption,
         typer.Option(help="What computes the model: C, torch, or our kernels on a GPU."),
     ] = ArithmeticOption.AUTO,
-    max_body_bytes: Annotated[
-        int, typer.Option("--max-body-bytes", "--http-max-input-size", min=1, help="Of a request.")
-    ] = 1 << 26,
-    read_timeout: Annotated[
-        float,
-        typer.Option(min=0.1, help="Seconds that a request has to arrive, and more by its size."),
-    ] = 60.0,
-    request_timeout: Annotated[
-        float | None,
-        typer.Option(min=0, help="Seconds for a request that brings no limit of its own."),
-    ] = None,
-    api_keys: Annotated[
-        Path | None,
-        typer.Option(help="File of hashed API keys, see `key`; without one no key is needed."),
-    ] = None,
-    admin_socket: Annotated[
-        Path | None, typer.Option(help="Unix socket whose clients are the admin.")
-    ] = None,
-    log_level: Annotated[LogLevel, typer.Option(help="Of the JSON lines.")] = LogLevel.INFO,
-    log_verbose: Annotated[
-        int, typer.Option(min=0, help="Triton's word for --log-level debug, if not 0.")
-    ] = 0,
+    max_body_bytes: MaxBodyBytes = 1 << 26,
+    read_timeout: ReadTimeout = 60.0,
+    request_timeout: RequestTimeout = None,
+    api_keys: ApiKeys = None,
+    admin_socket: AdminSocket = None,
+    log_level: LogLevel = LogLevelOption.INFO,
+    log_verbose: LogVerbose = 0,
 ) -> None:
     """Serve models over HTTP until SIGTERM or Ctrl-C.
 
@@ -236,36 +185,33 @@ def serve(
                 from disconnect_watch.backends.engine import EngineBackend
                 from disconnect_watch.backends.repository import ModelRepository
                 from disconnect_watch.engine import DEFAULT_MODEL, CheckpointError, EngineConfig
-                from disconnect_watch.server import FrontendOptions, ServeOptions
                 from disconnect_watch.server import serve as serve_until_signal
                 from disconnect_watch.server.guard import Gatekeeper
                 from disconnect_watch.server.logs import configure_logging
                 from disconnect_watch.server.run import ModelsFailedError
-                from disconnect_watch.server.v2.restricted import parse_restrictions
             except ImportError as error:
                 fail(f"{error}; install it with: pip install 'disconnect-watch[server]'")
 
             configure_logging("debug" if log_verbose else log_level.value)
             gatekeeper = Gatekeeper(keys)
             try:
-                options = ServeOptions(
+                options = serve_options(
                     grace=grace,
-                    half_close=half_close.value,
+                    half_close=half_close,
                     vanish_after=vanish_after,
                     unblind=unblind,
-                    disconnect_grace=math.inf if no_cancel_on_disconnect else disconnect_grace,
+                    disconnect_grace=disconnect_grace,
+                    no_cancel_on_disconnect=no_cancel_on_disconnect,
                     read_timeout=read_timeout,
+                    max_body_bytes=max_body_bytes,
+                    request_timeout=request_timeout,
+                    strict=strict,
+                    strict_readiness=strict_readiness is BoolOption.TRUE,
+                    allow_client_shm=allow_client_shm,
+                    http_header_forward_pattern=http_header_forward_pattern,
+                    http_restricted_api=http_restricted_api,
                     cloud=cloud,
                     exit_on_error=exit_on_error is BoolOption.TRUE,
-                    frontend=FrontendOptions(
-                        max_body_bytes=max_body_bytes,
-                        request_timeout=request_timeout,
-                        strict=strict,
-                        strict_readiness=strict_readiness is BoolOption.TRUE,
-                        allow_client_shm=allow_client_shm is BoolOption.TRUE,
-                        header_forward_pattern=_pattern(http_header_forward_pattern),
-                        restrictions=parse_restrictions(http_restricted_api or ()),
-                    ),
                 )
                 backend = None
                 if model or not model_repository:
@@ -309,7 +255,7 @@ def serve(
                     open_models=open_models,
                     gatekeeper=gatekeeper,
                     admin=admin,
-                    announce=lambda frontend: _announce(
+                    announce=lambda frontend: announce(
                         frontend, http, metrics, gatekeeper.admin_token
                     ),
                 )
@@ -336,50 +282,3 @@ def _cloud(sagemaker: bool, vertex: bool, model: str) -> "CloudMode | None":
     if not model:
         raise ValueError("name the model for predictions with --vertex-ai-default-model")
     return VertexAI.from_environment(os.environ, model=model)
-
-
-def _pattern(text: str | None) -> re.Pattern[str] | None:
-    if not text:
-        return None
-    try:
-        return re.compile(text, re.IGNORECASE)
-    except re.error as error:
-        fail(f"--http-header-forward-pattern {text!r} is no regular expression: {error}")
-
-
-def _announce(
-    frontend: "Frontend", http: socket.socket, metrics: socket.socket, admin_token: str | None
-) -> None:
-    url = _url(http)
-    engines = list(frontend.backends)
-    models = frontend.models.index(ready=True) if frontend.models else ()
-    names = [*engines, *sorted({entry.name for entry in models})]
-    if engines:
-        body = json.dumps({"text_input": "The class", "max_tokens": 2000, "temperature": 0.8})
-        example = f"curl -N {url}/v2/models/{engines[0]}/generate_stream -d '{body}'"
-    elif names:
-        example = f"curl {url}/v2/models/{names[0]}"
-    else:
-        example = f"curl -X POST {url}/v2/repository/index"
-    print(
-        f"serving {', '.join(names) or 'no model yet'} on {url}, "
-        f"metrics on {_url(metrics)}/metrics; try: {example}",
-        file=sys.stderr,
-        flush=True,
-    )
-    if admin_token is not None:
-        # For whoever started it, not for the log, which others read.
-        print(f"admin token: {admin_token}", file=sys.stderr, flush=True)
-    logging.getLogger("disconnect_watch.server").info(
-        "serving",
-        extra={
-            "model": names[0] if len(names) == 1 else names,
-            "http_port": http.getsockname()[1],
-            "metrics_port": metrics.getsockname()[1],
-        },
-    )
-
-
-def _url(sock: socket.socket) -> str:
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
