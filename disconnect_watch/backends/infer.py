@@ -72,6 +72,7 @@ class InferTensor:
     Attributes:
         datatype: ``FP32``, ... ``BYTES``.
         data: as on the wire; ``parameters`` go with it.
+        is_classified: it is not the output itself, but the best classes of it.
     """
 
     name: str
@@ -79,6 +80,7 @@ class InferTensor:
     shape: tuple[int, ...]
     data: Buffer
     parameters: dict[str, Parameter] = field(default_factory=dict)
+    is_classified: bool = False
 
     def to_numpy(self) -> "np.ndarray[Any, Any]":
         """The tensor as an array of ``shape``.
@@ -154,6 +156,9 @@ class InferRequest:
     Attributes:
         id: the client's name for it, empty for none.
         requested_outputs: names; empty for all.
+        num_classes: by output, of how many of its best classes the client wants to know. Not
+            every model knows of classes: see ``InferTensor.is_classified``.
+        headers: of the client's HTTP request, names in lower case, for a model elsewhere.
         sequence_id: 0 or empty for none.
         priority: 0 for the model's default, 1 is the most urgent.
         timeout_us: how long it may wait in a queue; 0 for the model's default.
@@ -163,6 +168,8 @@ class InferRequest:
     id: str = ""
     inputs: list[InferTensor] = field(default_factory=list)
     requested_outputs: list[str] = field(default_factory=list)
+    num_classes: dict[str, int] = field(default_factory=dict)
+    headers: Sequence[tuple[bytes, bytes]] = ()
     parameters: dict[str, Parameter] = field(default_factory=dict)
     sequence_id: int | str = 0
     sequence_start: bool = False

@@ -1,12 +1,13 @@
 """What the frontend asks of whatever holds the models that take tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from disconnect_watch.backends.infer import ServedModel
 from disconnect_watch.backends.statistics import IndexEntry, ModelStatistics
 
-__all__ = ["Models"]
+__all__ = ["Models", "RemoteModels", "UpstreamStats"]
 
 
 class Models(Protocol):
@@ -50,3 +51,60 @@ class Models(Protocol):
 
     def is_ready(self, *, strict: bool = True) -> bool:
         """Whether requests are served; ``strict`` asks that every model is ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamStats:
+    """What is known of a server behind this one.
+
+    Attributes:
+        num_outstanding: requests that it has not answered.
+        outcomes: requests that ended there, by ``finished``, ``cancelled`` and ``failed``.
+    """
+
+    name: str
+    is_ready: bool
+    num_outstanding: int
+    outcomes: Mapping[str, int]
+
+
+class RemoteModels(Models, Protocol):
+    """Models that other servers run. What the methods above say of them is a copy.
+
+    Threads: the loop's only.
+    """
+
+    async def refresh(self, category: str, name: str | None, version: str | None) -> None:
+        """Bring the copy up to date, before a request is answered from it.
+
+        Args:
+            category: of the request, as Triton's restricted APIs have them.
+            name, version: of the model that it is about, if it is about one.
+
+        Raises:
+            InferError: there is no such model, or nobody who can be asked.
+        """
+
+    async def server_metadata(self) -> dict[str, Any]:
+        """Name, version and extensions of the other server.
+
+        Raises:
+            InferError: nobody can be asked.
+        """
+
+    async def log_settings(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """What it logs, once ``changes`` are made.
+
+        Raises:
+            InferError: it refuses them.
+        """
+
+    async def trace_settings(self, model: str | None, changes: dict[str, Any]) -> dict[str, Any]:
+        """How it traces a model, or all, once ``changes`` are made.
+
+        Raises:
+            InferError: it refuses them, or has no such model.
+        """
+
+    def upstreams(self) -> Sequence[UpstreamStats]:
+        """How the other servers are."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from disconnect_watch.backends import Backend
-from disconnect_watch.backends.models import Models
+from disconnect_watch.backends.models import Models, RemoteModels
 from disconnect_watch.backends.statistics import ModelStatistics
 from disconnect_watch.engine import Outcome
 from disconnect_watch.engine.errors import EngineClosedError, QueueFullError
@@ -63,6 +63,7 @@ class Frontend:
         backends: engines, one a model; the frontend does not close them, nor the rest.
         models: those that take tensors, if any.
         embedder: makes vectors of texts, if any.
+        remote: the same, where other servers run them.
         options: None for the defaults.
         store: of responses, closed with ``responses``; None keeps them in memory.
 
@@ -74,12 +75,14 @@ class Frontend:
         *backends: Backend,
         models: Models | None = None,
         embedder: "EmbedderBackend | None" = None,
+        remote: RemoteModels | None = None,
         options: FrontendOptions | None = None,
         store: ResponseStore | None = None,
     ) -> None:
         self.embedder = embedder
         self.backends = {backend.name: backend for backend in backends}
-        self.models = models
+        self.models = models if remote is None else remote
+        self.remote = remote
         self.options = options or FrontendOptions()
         self.memory = SharedMemory(is_allowed=self.options.allow_client_shm)
         self.log_settings = LogSettings()
@@ -180,8 +183,11 @@ class Frontend:
         return running
 
     def model_statistics(self) -> Sequence[ModelStatistics]:
-        """Of the models that take tensors, for metrics; counted as Triton does if that is asked."""
-        found = self.models.statistics() if self.models is not None else ()
+        """Of the models that take tensors, for metrics; counted as Triton does if that is asked.
+
+        What the models of other servers have done, those tell themselves.
+        """
+        found = self.models.statistics() if self.models is not None and not self.remote else ()
         return [*map(counted_as_triton, found)] if self.options.strict else found
 
     def begin(self, token: CancelToken) -> None:

@@ -12,10 +12,12 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from disconnect_watch.backends.models import UpstreamStats
 from disconnect_watch.backends.statistics import ModelStatistics
 from disconnect_watch.engine import EngineStats, Outcome
 from disconnect_watch.engine.outcome import Phase
 from disconnect_watch.server.model_metrics import render_models
+from disconnect_watch.server.upstream_metrics import UpstreamMetrics
 from disconnect_watch.watcher import WatcherStats
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
@@ -45,6 +47,7 @@ class Metrics:
         watcher: reads the watcher's.
         num_unacked: counts the requests that are cancelled and not ended.
         models: reads what models that take tensors have done.
+        upstreams: reads how the servers behind this one are; None where there are none.
 
     Threads: ``observe`` from any, ``render`` from those that the three readers allow.
     """
@@ -56,6 +59,7 @@ class Metrics:
         watcher: Callable[[], WatcherStats],
         num_unacked: Callable[[], int],
         models: Callable[[], Sequence[ModelStatistics]] = tuple,
+        upstreams: Callable[[], Sequence[UpstreamStats]] | None = None,
     ) -> None:
         self._models = models
         self.registry = CollectorRegistry()
@@ -72,6 +76,8 @@ class Metrics:
             "From the cancel flag being stored to the request's KV blocks being free",
         )
         self.registry.register(Snapshot(engine, watcher, num_unacked))
+        if upstreams is not None:
+            self.registry.register(UpstreamMetrics(upstreams))
 
     def _histogram(self, name: str, documentation: str) -> Histogram:
         return Histogram(name, documentation, buckets=BUCKETS, registry=self.registry)

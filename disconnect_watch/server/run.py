@@ -18,7 +18,7 @@ from disconnect_watch.adapters.uvicorn import HalfClose, HttpTools
 from disconnect_watch.aio import grace
 from disconnect_watch.backends import Backend
 from disconnect_watch.backends.embedder import EmbedderBackend
-from disconnect_watch.backends.models import Models
+from disconnect_watch.backends.models import Models, RemoteModels
 from disconnect_watch.errors import DisconnectWatchError
 from disconnect_watch.ports import listen
 from disconnect_watch.server.app import create_app, create_metrics_app
@@ -278,6 +278,7 @@ def serve(
     metrics: socket.socket,
     options: ServeOptions,
     open_models: Callable[[], AbstractAsyncContextManager[Models | None]] = nullcontext,
+    open_remote: Callable[[], AbstractAsyncContextManager[RemoteModels | None]] = nullcontext,
     gatekeeper: Gatekeeper | None = None,
     admin: socket.socket | None = None,
     store: ResponseStore | None = None,
@@ -289,6 +290,7 @@ def serve(
         backend, embedder: an engine, an encoder; closed at the end.
         http, metrics: from ``bind``; closed at the end.
         open_models: called on the loop for the models that take tensors.
+        open_remote: the same, where other servers run them.
         gatekeeper: knows who calls; None needs no keys.
         admin: from ``bind_unix``; whoever connects to it is the admin. Closed at the end.
         store: of responses; None keeps them in memory. Closed at the end.
@@ -315,6 +317,7 @@ def serve(
                     metrics,
                     options,
                     open_models,
+                    open_remote,
                     gatekeeper,
                     admin,
                     store,
@@ -339,6 +342,7 @@ async def _serve(
     metrics_socket: socket.socket,
     options: ServeOptions,
     open_models: Callable[[], AbstractAsyncContextManager[Models | None]],
+    open_remote: Callable[[], AbstractAsyncContextManager[RemoteModels | None]],
     gatekeeper: Gatekeeper | None,
     admin: socket.socket | None,
     store: ResponseStore | None,
@@ -348,9 +352,15 @@ async def _serve(
         models = await others.enter_async_context(open_models())
         if models is not None and options.exit_on_error:
             _require_all(models)
+        remote = await others.enter_async_context(open_remote())
         backends = () if backend is None else (backend,)
         frontend = Frontend(
-            *backends, models=models, embedder=embedder, options=options.frontend, store=store
+            *backends,
+            models=models,
+            embedder=embedder,
+            remote=remote,
+            options=options.frontend,
+            store=store,
         )
         others.push_async_callback(frontend.responses.close)
         others.callback(frontend.memory.close)
@@ -359,6 +369,7 @@ async def _serve(
             watcher=lambda: default_watcher().stats(),
             num_unacked=lambda: frontend.stats().num_unacked,
             models=frontend.model_statistics,
+            upstreams=None if remote is None else remote.upstreams,
         )
         if backend is not None:
             backend.listen(metrics.observe)

@@ -1,4 +1,4 @@
-"""The serve command in a process of its own."""
+"""A command that serves in a process of its own."""
 
 import contextlib
 import json
@@ -35,10 +35,10 @@ class Process:
     port: int
     metrics_port: int
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, command: str = "serve") -> None:
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _LAUNCH, str(os.getpid()), "serve", *FREE_PORTS, *options],
+            [sys.executable, "-c", _LAUNCH, str(os.getpid()), command, *FREE_PORTS, *options],
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -83,9 +83,9 @@ class Process:
 
 
 @contextlib.contextmanager
-def running(*options: str, within: float = 170) -> Iterator[Process]:
+def running(*options: str, within: float = 170, command: str = "serve") -> Iterator[Process]:
     """The command, ready; killed at the end, whatever happened, so that none is left behind."""
-    process = Process(*options)
+    process = Process(*options, command=command)
     try:
         process.wait_until_it_serves(within)
         yield process

@@ -170,6 +170,7 @@ async def _responses(
     """The responses that tell the client something."""
     frontend, token = call.frontend, call.record.token
     frontend.begin(token)
+    request.headers = call.scope["headers"]
     try:
         async with aclosing(model.infer(request)) as responses:
             async for response in responses:

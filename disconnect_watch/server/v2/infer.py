@@ -48,6 +48,7 @@ async def _run(call: Call, model: ServedModel, parsed: ParsedInfer) -> InferResp
     frontend = call.frontend
     token = call.record.token
     frontend.begin(token)
+    parsed.request.headers = call.scope["headers"]
     try:
         async with aclosing(model.infer(parsed.request)) as responses:
             async for response in responses:

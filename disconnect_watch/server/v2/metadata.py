@@ -47,6 +47,8 @@ async def ready(call: Call) -> Answer:
 
 async def server_metadata(call: Call) -> Answer:
     """Name, version and the protocol extensions that are served."""
+    if (remote := call.frontend.remote) is not None:
+        return json_answer(await remote.server_metadata())
     return json_answer({"name": "disconnect_watch", "version": VERSION, "extensions": EXTENSIONS})
 
 

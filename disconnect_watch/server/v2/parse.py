@@ -253,6 +253,7 @@ def _take_output(entry: dict[str, Any], parsed: ParsedInfer, memory: SharedMemor
         wanted.is_binary = as_bool("binary_data", parameters["binary_data"])
     if "classification" in parameters:
         wanted.num_classes = as_unsigned("classification", parameters["classification"])
+        parsed.request.num_classes[name] = wanted.num_classes
     if "shared_memory_region" in parameters:
         if wanted.num_classes:
             raise ProtocolError("shared memory can't be used for classification outputs")

@@ -63,7 +63,7 @@ def render_infer(
             if parsed.wanted:
                 continue
             wanted = Wanted(is_binary=parsed.is_binary)
-        if wanted.num_classes:
+        if wanted.num_classes and not tensor.is_classified:
             tensor = classify(
                 tensor,
                 wanted.num_classes,

@@ -158,6 +158,8 @@ class V2:
         if route.handler in _OF_ENGINES and found["model"] in self._frontend.backends:
             await self._rest(scope, receive, send)
             return None
+        if (remote := self._frontend.remote) is not None:
+            await remote.refresh(route.category, found.get("model"), found.get("version"))
         call = Call(scope, receive, send, frontend=self._frontend, path=found)
         return await route.handler(call)
 

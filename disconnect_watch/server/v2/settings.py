@@ -22,9 +22,11 @@ _FORMATS = ("default", "ISO8601")
 
 async def logging_settings(call: Call) -> Answer:
     """What is logged; a POST changes it first."""
-    settings = call.frontend.log_settings
+    settings, remote = call.frontend.log_settings, call.frontend.remote
+    document = decode_object(bytes(await call.body())) if call.method == "POST" else {}
+    if remote is not None:
+        return json_answer(await remote.log_settings(document))
     if call.method == "POST":
-        document = decode_object(bytes(await call.body()))
         if document.get("log_file") is not None:
             raise UnsupportedError("log file location can not be updated through network protocol")
         changes: dict[str, Any] = {}
@@ -48,7 +50,10 @@ async def logging_settings(call: Call) -> Answer:
 async def trace_settings(call: Call) -> Answer:
     """How a model, or all, are traced; a POST changes it first."""
     model = call.path.get("model")
-    settings = call.frontend.trace_settings
+    settings, remote = call.frontend.trace_settings, call.frontend.remote
+    document = decode_object(bytes(await call.body())) if call.method == "POST" else {}
+    if remote is not None:
+        return json_answer(await remote.trace_settings(model, document))
     if model is not None:
         try:
             if engine_of(call) is None:
@@ -56,5 +61,5 @@ async def trace_settings(call: Call) -> Answer:
         except (ModelNotFoundError, InferError):
             raise ProtocolError(f"Request for unknown model : {cut(model)}") from None
     if call.method == "POST":
-        settings.change(model, decode_object(bytes(await call.body())))
+        settings.change(model, document)
     return json_answer(settings.of(model))
