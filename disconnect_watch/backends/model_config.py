@@ -13,6 +13,7 @@ from google.protobuf import json_format, text_format
 from disconnect_watch.backends.base import Tensor
 from disconnect_watch.backends.datatypes import BY_CONFIG_NAME
 from disconnect_watch.backends.schema import model_config_class
+from disconnect_watch.backends.unsupported import refused
 
 __all__ = [
     "ConfigError",
@@ -163,6 +164,8 @@ def check(config: Any, name: str) -> None:
             )
     if config.HasField("dynamic_batching"):
         _check_batching(config)
+    for field in refused(config):
+        raise ConfigError(f"model '{name}' can't be served with {field}")
 
 
 def _check_tensor(name: str, what: str, tensor: Any) -> None:

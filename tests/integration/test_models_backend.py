@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -264,3 +265,34 @@ def test_envelope_that_is_too_long_for_a_packet_goes_through_the_memory(host: Mo
     for _ in range(3):
         (response,) = ask(host, "odd", "ping", parameters={"a": "x" * 300_000})
         assert response.error is None
+
+
+SHAPES = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            assert x.shape == (x.size // 4, 2, 2), x.shape
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x[..., :1])]))
+        return answers
+"""
+
+
+def test_a_model_sees_the_shapes_of_its_reshape(tmp_path: Path) -> None:
+    write_model(
+        tmp_path,
+        "shapes",
+        SHAPES,
+        'max_batch_size: 2 input { name: "x" data_type: TYPE_FP32 dims: 4 reshape { shape: [2, 2] }'
+        '} output { name: "y" data_type: TYPE_FP32 dims: 2 reshape { shape: [2, 1] } } '
+        'model_warmup { name: "w" batch_size: 1 inputs { key: "x" value { data_type: TYPE_FP32 '
+        "dims: 4 zero_data: true } } }",
+    )
+    with ModelHost(tmp_path) as host:
+        given = np.arange(8, dtype=np.float32).reshape(2, 4)
+        (response,) = host.infer("shapes", InferRequest("r", tensors(x=given)))
+    assert response.error is None
+    assert response.outputs[0].to_numpy().tolist() == [[0, 2], [4, 6]]

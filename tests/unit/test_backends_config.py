@@ -17,6 +17,7 @@ from disconnect_watch.backends.model_config import (
     read_config,
 )
 from disconnect_watch.backends.schema import model_config_class
+from disconnect_watch.backends.unsupported import passed_over
 from disconnect_watch.backends.versions import choose_versions, versions_in
 
 MODELS = Path(__file__).parents[1] / "triton" / "models"
@@ -107,6 +108,20 @@ def test_shapes_have_the_batch_where_there_is_one(tmp_path: Path) -> None:
             "priority_queue_policy { key: 3 value {} } }",
             "it is for 3",
         ),
+        (
+            'sequence_batching { state { input_name: "i" output_name: "o" } }',
+            "can't be served with sequence_batching.state: Python models keep",
+        ),
+        ("sequence_batching { iterative_sequence: true }", "iterative_sequence: a request is not"),
+        ("instance_group [ {}, { passive: true } ]", "instance_group.passive"),
+        ("batch_input { kind: BATCH_ITEM_SHAPE }", "with batch_input"),
+        ('model_repository_agents { agents { name: "checksum" } }', "model_repository_agents"),
+        ('model_operations { op_library_filename: "x" }', "model_operations"),
+        (
+            'platform: "ensemble" ensemble_scheduling {} '
+            'input { name: "x" data_type: TYPE_FP32 dims: 1 reshape { shape: [] } }',
+            "reshape: an ensemble",
+        ),
     ],
 )
 def test_configuration_that_makes_no_sense_is_refused(
@@ -114,6 +129,24 @@ def test_configuration_that_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         config_of(text, tmp_path=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("max_batch_size: 4 dynamic_batching { preserve_ordering: true }", ["dynamic_batching"]),
+        ("response_cache { enable: true }", ["response_cache.enable"]),
+        ("instance_group { rate_limiter { priority: 1 } }", ["instance_group.rate_limiter"]),
+        ("sequence_batching { oldest { preferred_batch_size: 2 } }", ["sequence_batching.oldest"]),
+        ('parameters { key: "EXECUTION_ENV_PATH" value {} }', ["parameters.EXECUTION_ENV_PATH"]),
+        ("optimization { graph { level: 1 } cuda { graphs: true } }", ["optimization"] * 2),
+        ("", []),
+    ],
+)
+def test_what_has_no_effect_is_named(text: str, fields: list[str], tmp_path: Path) -> None:
+    named = list(passed_over(config_of(text, tmp_path=tmp_path)))
+    assert len(named) == len(fields)
+    assert all(each.startswith(field) for each, field in zip(named, fields, strict=True))
 
 
 @pytest.mark.parametrize("document", ["{", '{"colour": 1}', '{"max_batch_size": "x"}', "[1]"])

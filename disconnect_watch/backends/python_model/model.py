@@ -24,10 +24,12 @@ from disconnect_watch.backends.pending import LiveSet, Pending, cancelled_error
 from disconnect_watch.backends.python_model.calls import CallServer
 from disconnect_watch.backends.python_model.instance import Answer, Instance, LoadError, Setup
 from disconnect_watch.backends.request_queue import RequestQueue, expired_error
+from disconnect_watch.backends.reshape import Reshaper
 from disconnect_watch.backends.sequences import SequenceQueue
 from disconnect_watch.backends.statistics import ModelStatistics
 from disconnect_watch.backends.sweeper import Sweeper
 from disconnect_watch.backends.tally import Tally
+from disconnect_watch.backends.unsupported import passed_over
 from disconnect_watch.backends.validate import Validator, prefix_of
 from disconnect_watch.backends.warmup import warmup_requests
 from disconnect_watch.token import Reason
@@ -91,6 +93,7 @@ class PythonModel:
         self.outputs = outputs_of(self.config)
         self._labels = read_labels(self.config, self._directory)
         self._validator = Validator(self.config)
+        self._reshaper = Reshaper(self.config)
         self._queue: RequestQueue | SequenceQueue = (
             SequenceQueue(self.config)
             if self.config.HasField("sequence_batching")
@@ -127,6 +130,8 @@ class PythonModel:
         except BaseException:
             await self.close(0)
             raise
+        for field in passed_over(self.config):
+            _logger.warning("model '%s' is served without %s", self.name, field)
         self._sweeper.add(self._sweep)
         self._is_running = True
         self.statistics.load_seconds = time.monotonic() - began
@@ -186,7 +191,7 @@ class PythonModel:
         for request in warmup_requests(self.config, self._directory):
             size = self._validator.check(request)
             for instance in self._instances:
-                pending = Pending(request, size, None, self._loop)
+                pending = Pending(self._reshaper.request(request), size, None, self._loop)
                 instance.execute([pending])
                 response = await pending.next()
                 while not response.is_final:
@@ -240,6 +245,7 @@ class PythonModel:
                 "ready state",
             )
         batch_size = self._validator.check(request)
+        request = self._reshaper.request(request)
         key = self._validator.batch_key(request) if self._queue.is_batching else None
         pending = Pending(request, batch_size, key, self._loop)
         if request.cancel.cancelled:
@@ -343,8 +349,11 @@ class PythonModel:
             return
         response = InferResponse(self.name, self.version, pending.request.id, is_final=is_final)
         if answer is not None:
-            response.outputs, response.error = answer.outputs, answer.error
-            response.parameters = answer.parameters
+            response.error, response.parameters = answer.error, answer.parameters
+            try:
+                response.outputs = self._reshaper.outputs(answer.outputs)
+            except InferError as error:
+                response.error = error
         if self.is_decoupled:
             self._tally.response(pending, response)
         else:
