@@ -41,12 +41,13 @@ class DeviceLoop(Protocol):
 class GraphLoop:
     """On a GPU."""
 
-    def __init__(self, step: Work, latch: Work, rows: RowState) -> None:
+    def __init__(self, step: Work | None, latch: Work, rows: RowState) -> None:
         self._rows = rows
         self._graph = capture_loop(step, latch, rows)
         self._bare = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._bare):
-            step()
+        if step is not None:
+            with torch.cuda.graph(self._bare):
+                step()
 
     def launch(self, num_steps: int) -> None:
         self._rows.begin(num_steps)
@@ -69,8 +70,9 @@ class GraphLoop:
 class ThreadLoop:
     """On a CPU, to try the benchmarks."""
 
-    def __init__(self, step: Work, latch: Work, rows: RowState) -> None:
-        self._step, self._latch, self._rows = step, latch, rows
+    def __init__(self, step: Work | None, latch: Work, rows: RowState) -> None:
+        self._step: Work = (lambda: None) if step is None else step
+        self._latch, self._rows = latch, rows
         self._thread = threading.Thread()
         self._error: BaseException | None = None
 
@@ -103,8 +105,8 @@ class ThreadLoop:
         self.wait()
 
 
-def make_loop(step: Work, rows: RowState, flags: FlagView) -> DeviceLoop:
-    """Loop over a step, on the device of the rows."""
+def make_loop(step: Work | None, rows: RowState, flags: FlagView) -> DeviceLoop:
+    """Loop over a step, on the device of the rows; without one, over the latch alone."""
     kernels = kernels_for(rows.live.device)
 
     def latch() -> None:

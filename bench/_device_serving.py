@@ -15,7 +15,7 @@ from bench._device_work import DecodeWork
 from bench._leavers import Leavers
 from disconnect_watch import CancelToken
 
-__all__ = ["POLICIES", "Arrival", "Policy", "Served", "make_arrivals", "serve"]
+__all__ = ["ORACLE", "POLICIES", "Arrival", "Policy", "Served", "make_arrivals", "serve"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class Policy:
     delay: float = 0.0
 
 
+ORACLE = "oracle"
 POLICIES = (
     Policy("no cancel", "none", 8),
     Policy("host, each step", "host"),
@@ -48,7 +49,7 @@ POLICIES = (
     Policy("host, 2 s late", "host", delay=2.0),
     Policy("device, every 8 steps", "device", 8),
     Policy("device, every 32 steps", "device", 32),
-    Policy("oracle", "oracle"),
+    Policy(ORACLE, "oracle"),
 )
 
 
@@ -82,13 +83,18 @@ class Served:
         num_tokens: that reached a client.
         num_wasted: that were computed for one who had left.
         seconds: from the first launch to the end of the last.
+        num_left: clients that left before their end.
         reusable_ms: of each leave, until the row could be given to another.
+        gaps_ms: between two tokens of a client that is there; those of one launch come at once,
+            and are told as if they had come evenly.
     """
 
     num_tokens: int = 0
     num_wasted: int = 0
     seconds: float = 0.0
+    num_left: int = 0
     reusable_ms: list[float] = field(default_factory=list)
+    gaps_ms: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -96,6 +102,7 @@ class _Row:
     arrival: Arrival
     token: CancelToken
     leaves_at: float | None
+    told_at: float
     num_drawn: int = 0
     looks: int = 0
 
@@ -122,6 +129,7 @@ def serve(
                 ):
                     work.retire(index)
                     rows[index] = None
+                    served.num_left += 1
             loop.launch(policy.steps_per_launch)
             loop.wait()
             step_seconds = (time.perf_counter() - now) / policy.steps_per_launch
@@ -141,7 +149,7 @@ def _admit(
         leavers.add(leaves_at, token)
     seen = token if policy.looks == "device" else None
     work.put(index, num_tokens=arrival.num_tokens, token=seen)
-    return _Row(arrival, token, leaves_at)
+    return _Row(arrival, token, leaves_at, time.perf_counter())
 
 
 def _leaves_by(row: _Row, at: float) -> bool:
@@ -151,6 +159,7 @@ def _leaves_by(row: _Row, at: float) -> bool:
 def _collect(work: DecodeWork, rows: list[_Row | None], policy: Policy, served: Served) -> None:
     """After a launch: count the tokens, and free the rows that are over."""
     num_drawn, live = work.state.num_drawn.tolist(), work.rows.live.tolist()
+    now = time.perf_counter()
     for index, row in enumerate(rows):
         if row is None:
             continue
@@ -158,6 +167,9 @@ def _collect(work: DecodeWork, rows: list[_Row | None], policy: Policy, served: 
         row.num_drawn = num_drawn[index]
         if not row.token.cancelled:
             served.num_tokens += new
+            if new:
+                served.gaps_ms.append((now - row.told_at) * 1e3 / new)
+                row.told_at = now
             if not live[index]:
                 rows[index] = None
             continue
@@ -171,5 +183,6 @@ def _collect(work: DecodeWork, rows: list[_Row | None], policy: Policy, served: 
             is_over = True
         if is_over:
             rows[index] = None
+            served.num_left += 1
             if policy.looks != "device":
                 served.reusable_ms.append(since * 1e3)

@@ -1,6 +1,8 @@
 """Random cancels by the million: nothing hangs, nobody dies of another's flag, no late write."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +11,7 @@ from bench._device_loop import DeviceLoop, make_loop
 from bench._device_work import BLOCK_SIZE, DecodeWork
 from disconnect_watch import CancelToken
 
-__all__ = ["Soaked", "soak"]
+__all__ = ["Soaked", "soak", "soak_together"]
 
 
 @dataclass(slots=True)
@@ -34,35 +36,71 @@ def soak(work: DecodeWork, *, num_cancels: int, steps_per_launch: int, seed: int
     that it may be over. A token of each slot's tenant before is cancelled as well, which must
     touch nobody. Behind each ack a canary is laid into the row's next slot.
     """
-    rng = random.Random(seed)
     loop = make_loop(work.step, work.rows, work.flags)
-    num_rows = work.rows.num_rows
-    soaked = Soaked()
     try:
-        while soaked.num_cancels < num_cancels:
-            tokens = [CancelToken() for _ in range(num_rows)]
-            for row, token in enumerate(tokens):
-                work.put(row, num_tokens=work.max_new_tokens, token=token)
-            doomed = [row for row in range(num_rows) if rng.random() < 0.5]
-            early = doomed[: len(doomed) // 3]
-            for row in early:
-                tokens[row].cancel()
-            loop.launch(steps_per_launch)
-            for row in doomed[len(early) :]:
-                tokens[row].cancel()
-            loop.wait()
-            soaked.num_cancels += len(doomed)
-
-            # What was too late for this launch is seen by the next one's first latch.
-            loop.launch(0)
-            loop.wait()
-            alive = work.rows.live.tolist()
-            for row, token in enumerate(tokens):
-                is_dead = row in doomed
-                soaked.num_wrong += bool(alive[row]) == is_dead or bool(token.acked) != is_dead
-            soaked.num_late_writes += _late_writes(work, loop, doomed)
+        return _soak(work, loop, num_cancels, steps_per_launch, random.Random(seed))
     finally:
         loop.close()
+
+
+def soak_together(
+    works: list[DecodeWork], *, num_cancels: int, steps_per_launch: int, seed: int = 0
+) -> list[Soaked]:
+    """Soak several batches at once, each on a stream and a thread of its own."""
+    # Captured first, one by one: nothing else may use the device meanwhile.
+    loops = [make_loop(work.step, work.rows, work.flags) for work in works]
+
+    def run(index: int) -> Soaked:
+        with _stream(works[index]):
+            return _soak(
+                works[index],
+                loops[index],
+                num_cancels,
+                steps_per_launch,
+                random.Random(seed + index),
+            )
+
+    try:
+        with ThreadPoolExecutor(len(works)) as pool:
+            return list(pool.map(run, range(len(works))))
+    finally:
+        for loop in loops:
+            loop.close()
+
+
+def _stream(work: DecodeWork) -> AbstractContextManager[object]:
+    if not work.rows.live.is_cuda:
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
+
+
+def _soak(
+    work: DecodeWork, loop: DeviceLoop, num_cancels: int, steps_per_launch: int, rng: random.Random
+) -> Soaked:
+    num_rows = work.rows.num_rows
+    soaked = Soaked()
+    while soaked.num_cancels < num_cancels:
+        tokens = [CancelToken() for _ in range(num_rows)]
+        for row, token in enumerate(tokens):
+            work.put(row, num_tokens=work.max_new_tokens, token=token)
+        doomed = [row for row in range(num_rows) if rng.random() < 0.5]
+        early = doomed[: len(doomed) // 3]
+        for row in early:
+            tokens[row].cancel()
+        loop.launch(steps_per_launch)
+        for row in doomed[len(early) :]:
+            tokens[row].cancel()
+        loop.wait()
+        soaked.num_cancels += len(doomed)
+
+        # What was too late for this launch is seen by the next one's first latch.
+        loop.launch(0)
+        loop.wait()
+        alive = work.rows.live.tolist()
+        for row, token in enumerate(tokens):
+            is_dead = row in doomed
+            soaked.num_wrong += bool(alive[row]) == is_dead or bool(token.acked) != is_dead
+        soaked.num_late_writes += _late_writes(work, loop, doomed)
     return soaked
 
 

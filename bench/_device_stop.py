@@ -42,12 +42,15 @@ def stop_after_store(
 ) -> tuple[list[float], float]:
     """Cancel at a random time of a running loop, as often as asked for.
 
+    Args:
+        step_seconds: length of a step; 0 for a body that is empty but for the latch.
+
     Returns:
         Seconds from the store to the ack, and the length of a step. Both on the CPU's clock.
     """
     rng = random.Random(seed)
     work = SpinWork(flags.words.device, num_rows=1, step_seconds=step_seconds)
-    loop = make_loop(work.step, work.rows, flags)
+    loop = make_loop(work.step if step_seconds else None, work.rows, flags)
     samples = []
     try:
         for _ in range(num_trials):

@@ -36,7 +36,7 @@ class SpinWork:
         self.rows = RowState.create(num_rows, device=device)
         self.step_seconds = step_seconds
         self._num_products = 0
-        if device.type == "cuda":
+        if device.type == "cuda" and step_seconds:
             self._matrix = torch.randn(1024, 1024, device=device)
             self._output = torch.empty_like(self._matrix)
             self._num_products = 20

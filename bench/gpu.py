@@ -3,27 +3,29 @@
     python -m bench.gpu [--quick]
 
 Sections: B0 the bus; B1 flag stored to row dead; B2 what latch and loop add to a step; B3 looks
-at the flag in a long prefill; B4 a leave to its row being free again; B5 tokens a second that
-reach a client; B8 a client's reset to the end of its work. (B6 and B7, which are right or wrong
-and no matter of degree, are in tests/gpu.)
+at the flag in a long prefill; B4 a leave to its row being free again, and the time that leaves
+cost beyond an oracle; B5 tokens a second that reach a client, with and without others to take the
+free rows, and the time between two tokens; B8 a client's reset to the end of its work. (B6 and B7,
+which are right or wrong and no matter of degree, are in tests/gpu.)
 """
 
 import ctypes
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import torch
 
 from bench._device_loop import make_loop
-from bench._device_serving import POLICIES, make_arrivals, serve
+from bench._device_serving import ORACLE, POLICIES, Served, make_arrivals, serve
 from bench._device_stop import prefill_times, stop_after_leave, stop_after_store
 from bench._device_work import LLAMA_8B, TINY, DecodeWork, ModelShape
 from bench._harness import Report, median_of_ratios, ratio_of_medians, run_command
 from disconnect_watch import CancelToken
 from disconnect_watch.kernels import FlagSource, FlagView, open_view, probe
 
-__all__ = ["FULL", "QUICK", "Config", "run"]
+__all__ = ["FULL", "QUICK", "Config", "rows_for", "run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Config:
         shape: of the decoder of B2, B4 and B5.
         batch_sizes: of B2.
         contexts: of B5, tokens that each row has before; B2 and B4 take the first.
-        step_seconds: of B1's steps.
+        step_seconds: of B1's steps; 0 for a loop whose body is empty but for the latch.
         num_stops: trials of B1 at each length, a tenth of it in B8.
         num_replays: steps of one sample of B2.
         num_samples: of B2 and B3.
@@ -42,7 +44,8 @@ class Config:
         num_queries: of B3's prefill.
         polls: tiles of keys between B3's looks; 0 for none.
         shares: of clients that leave, B5; B4 takes the middle one.
-        num_rows: of B4 and B5.
+        num_rows: of B4 and B5, and fewer where the context is so long that more do not fit.
+        max_kv_bytes: that keys and values of B4 and B5 may take.
         num_requests: of each run of B4 and B5.
         num_tokens: that a request wants at most.
     """
@@ -59,6 +62,7 @@ class Config:
     polls: tuple[int, ...]
     shares: tuple[float, ...]
     num_rows: int
+    max_kv_bytes: int
     num_requests: int
     num_tokens: int
     dtype: str = "bfloat16"
@@ -67,8 +71,8 @@ class Config:
 FULL = Config(
     shape=LLAMA_8B,
     batch_sizes=(1, 16, 64, 256),
-    contexts=(512, 8192),
-    step_seconds=(1e-4, 1e-3, 5e-3, 2e-2),
+    contexts=(512, 8192, 32_768),
+    step_seconds=(0.0, 1e-4, 1e-3, 5e-3, 2e-2),
     num_stops=2000,
     num_replays=50,
     num_samples=20,
@@ -77,6 +81,7 @@ FULL = Config(
     polls=(0, 1, 4, 16, 64),
     shares=(0.1, 0.5, 0.9),
     num_rows=64,
+    max_kv_bytes=80 << 30,
     num_requests=256,
     num_tokens=256,
 )
@@ -84,7 +89,7 @@ QUICK = Config(
     shape=ModelShape(4, 2048, 8192, 16, 4, 128, 32000),
     batch_sizes=(1, 64),
     contexts=(512,),
-    step_seconds=(1e-3, 5e-3),
+    step_seconds=(0.0, 1e-3, 5e-3),
     num_stops=100,
     num_replays=20,
     num_samples=5,
@@ -93,6 +98,7 @@ QUICK = Config(
     polls=(0, 1, 16),
     shares=(0.1, 0.5, 0.9),
     num_rows=64,
+    max_kv_bytes=40 << 30,
     num_requests=128,
     num_tokens=64,
 )
@@ -101,7 +107,7 @@ DRY = Config(
     shape=TINY,
     batch_sizes=(2,),
     contexts=(16,),
-    step_seconds=(1e-3,),
+    step_seconds=(0.0, 1e-3),
     num_stops=10,
     num_replays=2,
     num_samples=2,
@@ -110,6 +116,7 @@ DRY = Config(
     polls=(0, 1),
     shares=(0.5,),
     num_rows=2,
+    max_kv_bytes=1 << 20,
     num_requests=4,
     num_tokens=4,
     dtype="float32",
@@ -187,6 +194,10 @@ def _stops(report: Report, flags: FlagView, config: Config) -> None:
     """B1, in lengths of a step: half of one on average, never two."""
     for seconds in config.step_seconds:
         samples, step = stop_after_store(flags, step_seconds=seconds, num_trials=config.num_stops)
+        if not seconds:
+            name = "B1 store to ack, an empty body"
+            report.add(name, "us", [sample * 1e6 for sample in samples])
+            continue
         name = f"B1 store to ack, steps of {seconds * 1e3:g} ms"
         report.add(name, "steps", [sample / step for sample in samples])
         report.add(f"{name}, beyond the step", "us", [(sample - step) * 1e6 for sample in samples])
@@ -259,10 +270,12 @@ def _serving(report: Report, flags: FlagView, config: Config) -> None:
     """B4 and B5: the same requests and the same leaves under each policy."""
     middle = config.shares[len(config.shares) // 2]
     for context in config.contexts:
+        num_rows = rows_for(config, context)
+        where = f"context {context}, {num_rows} rows"
         work = DecodeWork(
             config.shape,
             flags,
-            num_rows=config.num_rows,
+            num_rows=num_rows,
             context=context,
             max_new_tokens=config.num_tokens + 2,
             dtype=getattr(torch, config.dtype),
@@ -278,16 +291,39 @@ def _serving(report: Report, flags: FlagView, config: Config) -> None:
                 num_tokens=config.num_tokens,
                 mean_seconds=step * config.num_tokens / 3,
             )
-            for policy in POLICIES:
-                for row in range(config.num_rows):
-                    work.retire(row)
-                served = serve(work, loop, policy, arrivals)
-                what = f"{policy.name}, {share:.0%} leave, context {context}"
-                report.add(f"B5 {what}", "tokens/s", [served.num_tokens / served.seconds])
-                report.add(f"B5 wasted: {what}", "tokens", [served.num_wasted])
-                if share == middle and context == config.contexts[0] and served.reusable_ms:
-                    report.add(f"B4 leave to free row: {policy.name}", "ms", served.reusable_ms)
+            for refill, some in (("", arrivals), (", no refill", arrivals[:num_rows])):
+                results: dict[str, Served] = {}
+                for policy in POLICIES:
+                    for row in range(num_rows):
+                        work.retire(row)
+                    results[policy.name] = serve(work, loop, policy, some)
+                for name, served in results.items():
+                    what = f"{name}, {share:.0%} leave, {where}{refill}"
+                    report.add(f"B5 {what}", "tokens/s", [served.num_tokens / served.seconds])
+                    report.add(f"B5 wasted: {what}", "tokens", [served.num_wasted])
+                    report.add(f"B5 between two tokens: {what}", "ms", served.gaps_ms or [0.0])
+                if share == middle and context == config.contexts[0] and not refill:
+                    _waste(report, results)
         loop.close()
+
+
+def _waste(report: Report, results: Mapping[str, Served]) -> None:
+    """B4: what a leave cost under each policy."""
+    oracle = results[ORACLE]
+    for name, served in results.items():
+        if served.reusable_ms:
+            report.add(f"B4 leave to free row: {name}", "ms", served.reusable_ms)
+        if name != ORACLE and served.num_left:
+            beyond = (served.seconds - oracle.seconds) * 1e3 / served.num_left
+            report.add(f"B4 time beyond the oracle's, a leave: {name}", "ms", [beyond])
+
+
+def rows_for(config: Config, context: int) -> int:
+    """Return for how many rows of such a context there is memory."""
+    shape, itemsize = config.shape, getattr(torch, config.dtype).itemsize
+    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * itemsize
+    fitting: int = config.max_kv_bytes // (per_token * (context + config.num_tokens + 2))
+    return max(1, min(config.num_rows, fitting))
 
 
 def _leaves(report: Report, flags: FlagView, config: Config) -> None:

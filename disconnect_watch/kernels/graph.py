@@ -34,7 +34,7 @@ class WhileGraph:
     Args:
         driver: from ``load_driver``.
         step, latch: graphs (``cudaGraph_t`` as a number), which are copied; neither may have a
-            condition in it.
+            condition in it. Without a step (None) the loop does nothing but look.
         go_address: of the 32-bit word that the latch leaves, on the device.
         keep: lives as long as this, such as whose memory the graphs write to.
 
@@ -43,7 +43,7 @@ class WhileGraph:
     """
 
     def __init__(
-        self, driver: Any, *, step: int, latch: int, go_address: int, keep: object = None
+        self, driver: Any, *, step: int | None, latch: int, go_address: int, keep: object = None
     ) -> None:
         self._driver = driver
         self._go_address = go_address
@@ -52,7 +52,7 @@ class WhileGraph:
         self._graph: Any = None
         self._exec: Any = None
         try:
-            self._build(driver.CUgraph(step), driver.CUgraph(latch))
+            self._build(None if step is None else driver.CUgraph(step), driver.CUgraph(latch))
         except BaseException:
             self.close()
             raise
@@ -79,8 +79,8 @@ class WhileGraph:
         first = self._add_child(self._graph, latch, [])
         is_set = self._add_set(self._graph, function, condition, [first])
         body = self._add_while(context, condition, [is_set])
-        stepped = self._add_child(body, step, [])
-        latched = self._add_child(body, latch, [stepped])
+        before = [] if step is None else [self._add_child(body, step, [])]
+        latched = self._add_child(body, latch, before)
         self._add_set(body, function, condition, [latched])
         self._exec = check(
             driver, "instantiate the loop", driver.cuGraphInstantiate(self._graph, 0)
@@ -160,14 +160,17 @@ class WhileGraph:
         self.close()
 
 
-def capture_loop(step: Callable[[], None], latch: Callable[[], None], rows: RowState) -> WhileGraph:
+def capture_loop(
+    step: Callable[[], None] | None, latch: Callable[[], None], rows: RowState
+) -> WhileGraph:
     """Capture a step and a latch with torch, and loop over them on the device.
 
     Both are called twice: once to compile what they launch, once under capture. What the first call
     did to ``rows`` and to the cache is the caller's to undo.
 
     Args:
-        step: all of a decode step on the current device; shapes and addresses fixed.
+        step: all of a decode step on the current device; shapes and addresses fixed. None for a
+            loop that does nothing but look.
         latch: ``Kernels.latch`` on the same rows.
         rows: whose ``go`` ends the loop.
 
@@ -176,8 +179,8 @@ def capture_loop(step: Callable[[], None], latch: Callable[[], None], rows: RowS
         DriverError: the driver refused something.
     """
     driver = load_driver()
-    captured = []
-    for work in (step, latch):
+
+    def capture(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -186,12 +189,14 @@ def capture_loop(step: Callable[[], None], latch: Callable[[], None], rows: RowS
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.graph(graph):
             work()
-        captured.append(graph)
-    stepped, latched = captured
+        return graph
+
+    stepped = None if step is None else capture(step)
+    latched = capture(latch)
     return WhileGraph(
         driver,
-        step=int(stepped.raw_cuda_graph()),
+        step=None if stepped is None else int(stepped.raw_cuda_graph()),
         latch=int(latched.raw_cuda_graph()),
         go_address=rows.control.data_ptr() + Control.GO * rows.control.element_size(),
-        keep=(captured, rows),
+        keep=(stepped, latched, rows),
     )

@@ -11,8 +11,9 @@ import torch
 
 from bench import gpu
 from bench._device_loop import make_loop
+from bench._device_neighbour import neighbour
 from bench._device_serving import POLICIES, Served, make_arrivals, serve
-from bench._device_soak import soak
+from bench._device_soak import soak, soak_together
 from bench._device_stop import prefill_times, stop_after_leave, stop_after_store
 from bench._device_work import DecodeWork, ModelShape
 from bench._harness import Report
@@ -44,6 +45,11 @@ def test_b0_look_over_the_bus_takes_microseconds(flags: FlagView) -> None:
     medians = {row.name: row.median for row in report.rows}
     assert 0.1 <= medians["B0 load of a mapped word"] <= 5
     assert medians["B0 load of a device word"] < medians["B0 load of a mapped word"]
+
+
+def test_b1_empty_loop_stops_at_once(flags: FlagView) -> None:
+    samples, _ = stop_after_store(flags, step_seconds=0, num_trials=300)
+    assert statistics.median(samples) <= SLACK
 
 
 @pytest.mark.parametrize("step_ms", [0.1, 1, 5, 20])
@@ -155,6 +161,22 @@ def test_b7_no_cancel_is_lost_none_strikes_another_and_nobody_writes_after_his_a
     soaked = soak(work, num_cancels=num_cancels, steps_per_launch=6)
     assert soaked.num_cancels >= num_cancels
     assert (soaked.num_wrong, soaked.num_late_writes) == (0, 0)
+
+
+def test_b7_holds_beside_a_neighbour_that_keeps_the_device_busy(
+    flags: FlagView, device: torch.device
+) -> None:
+    work = make_work(flags, max_new_tokens=12)
+    with neighbour(device):
+        soaked = soak(work, num_cancels=5_000, steps_per_launch=6)
+    assert (soaked.num_wrong, soaked.num_late_writes) == (0, 0)
+
+
+def test_b7_holds_for_two_batches_on_streams_of_their_own(flags: FlagView) -> None:
+    works = [make_work(flags, max_new_tokens=12) for _ in range(2)]
+    for soaked in soak_together(works, num_cancels=5_000, steps_per_launch=6):
+        assert soaked.num_cancels >= 5_000
+        assert (soaked.num_wrong, soaked.num_late_writes) == (0, 0)
 
 
 def test_b8_reset_stops_the_device_whatever_keeps_the_gil(flags: FlagView) -> None:

@@ -21,6 +21,7 @@ from disconnect_watch.kernels import (
     Backend,
     Control,
     DriverError,
+    FlagView,
     RowState,
     UnavailableError,
     kernels_for,
@@ -61,7 +62,7 @@ def lacking(what: str) -> Iterator[None]:
 class Loop:
     """A loop over functions of this process, on rows of the CPU."""
 
-    def __init__(self, num_rows: int = 3) -> None:
+    def __init__(self, num_rows: int = 3, *, is_empty: bool = False) -> None:
         self.flags = open_view()
         self.rows = RowState.create(num_rows)
         self.tokens = [CancelToken() for _ in range(num_rows)]
@@ -73,7 +74,9 @@ class Loop:
         self._functions = [HostFunction(self.step), HostFunction(self.latch)]
         step, latch = (int(fake.fake_graph(function)) for function in self._functions)
         go = self.rows.control.data_ptr() + 4 * Control.GO
-        self.graph = WhileGraph(load_driver(), step=step, latch=latch, go_address=go)
+        self.graph = WhileGraph(
+            load_driver(), step=None if is_empty else step, latch=latch, go_address=go
+        )
 
     def step(self) -> None:
         self.calls.append("step")
@@ -133,6 +136,22 @@ def loop_ends_with_the_step_in_which_the_last_one_leaves() -> None:
         assert loop.launch(9).count("step") == 4
         assert [token.acked for token in loop.tokens] == [3, 5, 5]
         assert int(loop.rows.control[Control.STEPS_LEFT]) == 5
+
+
+@scenario
+def loop_with_an_empty_body_looks_until_somebody_leaves() -> None:
+    loop = Loop(1, is_empty=True)
+    latch = loop.kernels.latch
+
+    def leave(flags: FlagView, rows: RowState) -> None:
+        if loop.calls.count("latch") == 4:
+            loop.tokens[0].cancel()
+        latch(flags, rows)
+
+    loop.kernels.latch = leave  # type: ignore[method-assign]
+    with loop.graph:
+        assert loop.launch(9) == ["latch"] * 4
+        assert loop.tokens[0].acked == 4
 
 
 @scenario
