@@ -158,6 +158,17 @@ def serve(
     request_timeout: RequestTimeout = None,
     api_keys: ApiKeys = None,
     admin_socket: AdminSocket = None,
+    responses_store: Annotated[
+        str | None,
+        typer.Option(help="File that keeps responses of /v1/responses; without it memory does."),
+    ] = None,
+    responses_max_count: Annotated[
+        int, typer.Option(min=1, help="Responses that are kept.")
+    ] = 10_000,
+    responses_max_bytes: Annotated[int, typer.Option(min=1, help="Of all of them.")] = 1 << 28,
+    responses_max_age: Annotated[
+        float, typer.Option(min=1, help="Seconds for which one is kept that has ended.")
+    ] = 30 * 86_400.0,
     log_level: LogLevel = LogLevelOption.INFO,
     log_verbose: LogVerbose = 0,
 ) -> None:
@@ -188,6 +199,8 @@ def serve(
                 from disconnect_watch.server import serve as serve_until_signal
                 from disconnect_watch.server.guard import Gatekeeper
                 from disconnect_watch.server.logs import configure_logging
+                from disconnect_watch.server.openai.responses.opening import open_store
+                from disconnect_watch.server.openai.responses.store import StoreError, StoreLimits
                 from disconnect_watch.server.run import ModelsFailedError
             except ImportError as error:
                 fail(f"{error}; install it with: pip install 'disconnect-watch[server]'")
@@ -195,6 +208,10 @@ def serve(
             configure_logging("debug" if log_verbose else log_level.value)
             gatekeeper = Gatekeeper(keys)
             try:
+                store = open_store(
+                    responses_store,
+                    StoreLimits(responses_max_count, responses_max_bytes, responses_max_age),
+                )
                 options = serve_options(
                     grace=grace,
                     half_close=half_close,
@@ -229,7 +246,7 @@ def serve(
                 embedder = (
                     EmbedderBackend.from_pretrained(embedding_model) if embedding_model else None
                 )
-            except (CheckpointError, ValueError) as error:
+            except (CheckpointError, StoreError, ValueError) as error:
                 fail(str(error))
 
             def open_models() -> AbstractAsyncContextManager[ModelRepository | None]:
@@ -255,6 +272,7 @@ def serve(
                     open_models=open_models,
                     gatekeeper=gatekeeper,
                     admin=admin,
+                    store=store,
                     announce=lambda frontend: announce(
                         frontend, http, metrics, gatekeeper.admin_token
                     ),

@@ -17,9 +17,8 @@ import pytest
 
 from disconnect_watch import cli
 from disconnect_watch.backends.engine import EngineBackend
-from disconnect_watch.engine import DEFAULT_MODEL
 from disconnect_watch.server import bind
-from tests.support.command import FREE_PORTS, running
+from tests.support.command import FREE_PORTS, endless_model, running
 from tests.support.net import held_port, vanish, wait_until
 from tests.support.serve import Client
 from tests.support.tools import path_of
@@ -32,14 +31,7 @@ ENDLESS = {"text_input": "The class", "max_tokens": 100_000, "ignore_eos": True}
 @pytest.fixture
 def endless(tmp_path: Path) -> tuple[str, ...]:
     """Options for the package's model with room for ENDLESS, which no machine ends in a test."""
-    model = tmp_path / "tiny"
-    model.mkdir()
-    for file in DEFAULT_MODEL.iterdir():
-        (model / file.name).symlink_to(file)
-    config = json.loads((DEFAULT_MODEL / "config.json").read_text())
-    (model / "config.json").unlink()
-    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1 << 17}))
-    return "--model", str(model), "--max-num-seqs", "1"
+    return "--model", str(endless_model(tmp_path)), "--max-num-seqs", "1"
 
 
 def children() -> set[int]:
@@ -316,6 +308,16 @@ def test_a_model_of_a_repository_that_cannot_be_loaded_ends_it(
     said = fails_to_serve(capsys, "--model-repository", str(copy_models(tmp_path, "broken")))
     assert "cannot load 'broken' version 1: " in said
     assert "cannot load me" in said
+
+
+@pytest.mark.usefixtures("root_logger")
+def test_a_store_of_responses_that_cannot_be_used_ends_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "text"
+    path.write_text("no database")
+    assert "not a database" in fails_to_serve(capsys, "--responses-store", str(path))
+    assert path.read_text() == "no database"
 
 
 def test_a_ctrl_c_before_it_serves_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

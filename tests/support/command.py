@@ -8,8 +8,10 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from disconnect_watch.engine import DEFAULT_MODEL
 from tests.support.net import wait_until
 
 #: Runs the command, and has the kernel kill it should this process die before it
@@ -80,6 +82,18 @@ class Process:
         self._reader.join(40)
         assert self.process.stderr is not None
         self.process.stderr.close()
+
+
+def endless_model(directory: Path) -> Path:
+    """The package's model with room for more tokens than any machine makes in a test."""
+    model = directory / "tiny"
+    model.mkdir()
+    for file in DEFAULT_MODEL.iterdir():
+        (model / file.name).symlink_to(file)
+    config = json.loads((DEFAULT_MODEL / "config.json").read_text())
+    (model / "config.json").unlink()
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1 << 17}))
+    return model
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ async def create_response(request: Request) -> Response:
         )
         return EventStream(frames, source=live)
     if asked.background:
-        return json_response(live.transcript.document())
+        return json_response(live.transcript.first_document())
     with live:
         await live.wait_over()
     if live.error is not None:

@@ -19,6 +19,7 @@ from disconnect_watch.server.openai.responses.store import (
     StoreError,
     StoreFullError,
     StoreLimits,
+    StoreStats,
 )
 
 __all__ = ["SqliteStore"]
@@ -141,6 +142,10 @@ class SqliteStore:
         """Whether it has not ended: nobody else can have the file."""
         entry = await self.get(response_id)
         return entry is not None and entry.ended_at is None
+
+    async def stats(self) -> StoreStats:
+        """See ``ResponseStore``."""
+        return await self._call(lambda: StoreStats(self._count, self._bytes))
 
     async def close(self) -> None:
         """See ``ResponseStore``."""

@@ -12,6 +12,7 @@ __all__ = [
     "StoreError",
     "StoreFullError",
     "StoreLimits",
+    "StoreStats",
 ]
 
 
@@ -54,6 +55,19 @@ class StoreLimits:
             value = getattr(self, name)
             if value <= 0:
                 raise ValueError(f"{name} of stored responses is {value}, it must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """What a store holds now.
+
+    Attributes:
+        num_responses: those that run among them.
+        num_bytes: of their bodies.
+    """
+
+    num_responses: int
+    num_bytes: int
 
 
 class StoreError(DisconnectWatchError):
@@ -101,6 +115,9 @@ class ResponseStore(Protocol):
 
         Asked only about what the asking server does not generate itself.
         """
+
+    async def stats(self) -> StoreStats:
+        """How much there is."""
 
     async def close(self) -> None:
         """Let go of everything. Idempotent."""

@@ -112,6 +112,10 @@ class Transcript(msgspec.Struct, kw_only=True):
             "usage": ending and ending.usage,
         }
 
+    def first_document(self) -> dict[str, Any]:
+        """The response as it was when it was made."""
+        return self._document_at(is_queued=self.is_background)
+
     def output(self) -> list[dict[str, Any]]:
         """What was said so far, as items."""
         return [self._item([self._part()])] if self.has_item else []
@@ -167,10 +171,14 @@ class Transcript(msgspec.Struct, kw_only=True):
         if name == "response.content_part.added":
             return self._place(name) | {"part": _part("", [])}
         is_queued = self.is_background and name != "response.in_progress"
+        return {"type": name, "response": self._document_at(is_queued=is_queued)}
+
+    def _document_at(self, *, is_queued: bool) -> dict[str, Any]:
+        """The response before there was anything of it."""
         then = msgspec.structs.replace(
             self, pieces=[], has_begun=not is_queued, has_item=False, ending=None
         )
-        return {"type": name, "response": then.document()}
+        return then.document()
 
     def _closing(self, name: str) -> dict[str, Any]:
         if name == "response.output_text.done":
