@@ -19,7 +19,7 @@ FORMATTED := $(wildcard tests/native/*.cpp \
 STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
 	-Wstrict-prototypes -Wmissing-prototypes -Werror -Idisconnect_watch/include
 
-.PHONY: serve test test-py test-all test-c test-programs matrix matrix-proxies matrix-clients matrix-servers stress-core stress-engine sanitize tsan valgrind fuzz mutants conformance \
+.PHONY: serve test test-py test-all test-c test-programs matrix matrix-proxies matrix-clients matrix-servers stress-core stress-engine sanitize tsan valgrind fuzz mutants conformance test-gateways \
 	lint types fmt build dev bench bench-quick bench-engine gpu test-core test-pythons wheel ci clean
 
 serve: $(VENV)/.serve
@@ -103,6 +103,13 @@ mutants: $(VENV)/.dev
 # What a real Triton was asked and answered, asked of our server.
 conformance: $(VENV)/.dev
 	$(BIN)/python -m tests.triton.conformance
+
+# The gateway before a real Triton, which gets a venv of its own.
+test-gateways: $(VENV)/.dev .venv-triton/bin/tritonserver
+	$(BIN)/python -m pytest -q -m "" tests/gateways
+
+.venv-triton/bin/tritonserver: .ci/triton
+	.ci/triton
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

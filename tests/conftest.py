@@ -38,6 +38,7 @@ settings.load_profile("steady")
 #: belong there fails to import.
 BEYOND_THE_CORE = [
     "clients",
+    "gateways",
     "gpu",
     "integration/test_*_adapter*",
     "integration/test_doctor.py",
