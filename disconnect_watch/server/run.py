@@ -23,6 +23,7 @@ from disconnect_watch.errors import DisconnectWatchError
 from disconnect_watch.ports import listen
 from disconnect_watch.server.app import create_app, create_metrics_app
 from disconnect_watch.server.cloud import CloudMode
+from disconnect_watch.server.documents import encode
 from disconnect_watch.server.frontend import Frontend
 from disconnect_watch.server.guard import AdminDoor, Gatekeeper
 from disconnect_watch.server.metrics import Metrics
@@ -44,10 +45,23 @@ __all__ = [
 FLUSH = 1.0
 #: Of one request's headers; of what is still coming, beyond the read in which it begins.
 MAX_HEAD_BYTES = 1 << 16
+#: Of one request's body, as Triton has it: each costs work, however little is in it.
+MAX_CHUNKS = 1 << 16
 #: Seconds that no request takes; a timer can't wait without end.
 FOREVER = 1e8
 #: Seconds between looks while a shutdown waits.
 TICK = 0.05
+
+_MESSAGE = encode(
+    {
+        "error": f"Chunked request body exceeds maximum of {MAX_CHUNKS} non-empty chunks. "
+        "Send fewer or larger HTTP chunks."
+    }
+)
+TOO_MANY_CHUNKS = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    b"content-length: %d\r\n\r\n%b" % (len(_MESSAGE), _MESSAGE)
+)
 
 logger = logging.getLogger("disconnect_watch.server")
 
@@ -107,6 +121,7 @@ class FrontendProtocol(NoUpgrades, HttpTools):
     _read_bytes = 0
     _first_bytes = 0
     _head_bytes: int | None = None
+    _num_chunks = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -142,7 +157,19 @@ class FrontendProtocol(NoUpgrades, HttpTools):
         ):
             raise ValueError("the head is too large")  # uvicorn calls send_400_response
         self._head_bytes = None
+        self._num_chunks = 0
         super().on_headers_complete()
+
+    def on_chunk_complete(self) -> None:
+        """Called by httptools alone, and only where a body comes in chunks."""
+        self._num_chunks += 1
+        # The last, of no bytes, is counted too.
+        if self._num_chunks > MAX_CHUNKS + 1:
+            cycle = self.cycle
+            is_next = cycle is not None and not self.pipeline and not cycle.response_started
+            if is_next:
+                self.transport.write(TOO_MANY_CHUNKS)
+            raise ValueError("the body has too many chunks")  # see send_400_response
 
     def data_received(self, data: bytes) -> None:
         self._read_bytes = len(data)

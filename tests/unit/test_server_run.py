@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from disconnect_watch.server import Frontend, FrontendOptions, ServeOptions, bind
-from disconnect_watch.server.run import MAX_HEAD_BYTES, make_server
+from disconnect_watch.server.run import MAX_CHUNKS, MAX_HEAD_BYTES, make_server
 from tests.support.backends import ScriptedBackend
 from tests.support.net import listener, wait_until
 from tests.support.serve import Client, metrics_of, serving_frontend
@@ -129,6 +129,28 @@ def test_a_refused_body_leaves_the_connection_usable() -> None:
         assert client.read_response()[0] == 400
         client.post("/v2/models/script/generate", {"text_input": "x"})
         assert client.read_response()[0] == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_too_many", [False, True])
+def test_a_body_in_too_many_chunks_is_refused(is_too_many: bool) -> None:
+    start, pad, end = b'{"text_input": "x"', b" ", b"}"
+    pieces = [start, *[pad] * (MAX_CHUNKS - 2 + is_too_many), end]
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    frontend = Frontend(ScriptedBackend("a"))
+    with serving_frontend(frontend) as server, Client(server.port) as client:
+        client.sock.sendall(
+            b"POST /v2/models/script/generate HTTP/1.1\r\nHost: t\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+        )
+        status, headers, body = client.read_response()
+        if is_too_many:
+            assert (status, headers["connection"]) == (400, "close")
+            assert b"exceeds maximum of 65536 non-empty chunks" in body
+        else:
+            assert status == 200
+            client.post("/v2/models/script/generate", {"text_input": "x"})
+            assert client.read_response()[0] == 200
 
 
 def test_a_leave_in_mid_upload_ends_without_a_request() -> None:
