@@ -22,6 +22,7 @@ CALL_KEY = "disconnect_watch.call"
 # As C variables they are found without a look into the module.
 cdef str CALL_KEY_IN_C = CALL_KEY
 cdef str TOKEN_KEY = adapters.TOKEN_KEY
+cdef str WHOLE_KEY = adapters.WHOLE_KEY
 cdef Ready DONE = Ready.__new__(Ready)
 cdef type CancelToken = tokens.CancelToken
 cdef object content_length = _content_length.content_length
@@ -283,6 +284,8 @@ cdef class Exchange:
         cdef str kind = item(message, "type")
         if equal(kind, "http.response.start"):
             self.head = message
+            if item(message, WHOLE_KEY) is not None:
+                return self._send_whole(message)
         elif not self.is_over and is_last_of_body(message, self.head, &self._pieces):
             # A client may leave as soon as it has the last byte, and that is no disconnect.
             # A write that has to wait for the client still needs its watch.
@@ -293,6 +296,20 @@ cdef class Exchange:
             else:
                 self.finish()
         return self.cycle.send(message)
+
+    cdef object _send_whole(self, message):
+        # Head and body in one write: two would be two system calls, and two wake-ups of
+        # the client.
+        cdef object cycle = self.cycle
+        if self.is_over or cycle.flow.write_paused or cycle.access_log:
+            return in_parts(self, message)
+        if self.grace is not None or self.disarm():
+            self.protocol.end(self, is_answered=True)
+        else:
+            self.finish()
+        if not cycle.disconnected:
+            write_whole(cycle, message)
+        return DONE
 
     cpdef finish(self):
         """Be over, and hold the protocol no longer: it holds its newest exchange."""
@@ -314,6 +331,51 @@ cdef class Exchange:
     def question(self):
         """What may be written now to find out whether a half-closed client reads."""
         return b""
+
+
+async def in_parts(exchange, message):
+    """A whole response in two messages, as uvicorn knows it."""
+    cdef object body = message.pop(WHOLE_KEY)
+    await exchange.send(message)
+    await exchange.send({"type": "http.response.body", "body": body})
+
+
+cdef object write_whole(cycle, message):
+    # What the cycle's own ``send`` does with the two messages (uvicorn 0.54).
+    cdef object body = b"" if cycle.scope["method"] == "HEAD" else message[WHOLE_KEY]
+    cdef bint keeps_alive = cycle.keep_alive
+    cdef list pieces = [status_line(message["status"])]
+    cdef bytes name, value
+    for name, value in [*cycle.default_headers, *message["headers"]]:
+        if b"\r" in value or b"\n" in value:
+            raise RuntimeError("Invalid HTTP header value.")
+        if name == b"connection" and value == b"close":
+            cycle.keep_alive = keeps_alive = False
+            continue
+        pieces += (name, b": ", value, b"\r\n")
+    if not keeps_alive:
+        pieces.append(b"connection: close\r\n")
+    pieces += (b"\r\n", body)
+    cycle.response_started = True
+    cycle.waiting_for_100_continue = False
+    cycle.transport.write(b"".join(pieces))
+    cycle.response_complete = True
+    cycle.message_event.set()
+    if not keeps_alive:
+        cycle.transport.close()
+    cycle.on_response()
+
+
+cdef dict status_lines = {}
+
+
+cdef bytes status_line(status):
+    cdef object line = status_lines.get(status)
+    if line is None:
+        # Here, since this module is for other servers too.
+        from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+        line = status_lines[status] = STATUS_LINE[status]
+    return line
 
 
 cdef bint is_last_of_body(message, head, Pieces *pieces) except -1:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from disconnect_watch.adapters import LEAVES, TOKEN_KEY
 from disconnect_watch.engine import Outcome
+from disconnect_watch.server.ids import new_id
 from disconnect_watch.server.outcome import joined
 from disconnect_watch.token import CancelToken, Reason
 
@@ -36,7 +36,7 @@ class RequestRecord:
     """What the log line of one request will say.
 
     Attributes:
-        request_id: 128 random bits in hex, so no client can guess or choose another's.
+        request_id: see ``new_id``.
         token: fires when its client leaves.
         status: what the client was sent; 499 if it left before the head, 0 before either.
         outcome: of the engine, for a request that reached it.
@@ -48,7 +48,7 @@ class RequestRecord:
     """
 
     token: CancelToken
-    request_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    request_id: str = field(default_factory=new_id)
     status: int = 0
     outcome: Outcome | None = None
     owner: str = ""
@@ -105,7 +105,7 @@ class RequestRecord:
                 "tokens": self.outcome.num_generated_tokens,
                 "wasted": self.outcome.num_wasted_tokens,
             }
-        elif self.token.reason is not None and self.status >= 400:
+        elif self.status >= 400 and self.token.reason is not None:
             # An answer without a body is complete with its head: who leaves then has it all.
             line["reason"] = self.token.reason
         return line
@@ -125,32 +125,57 @@ class AccessLog:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        state = scope.setdefault("state", {})
-        # A server without our protocol class has no token: then nothing tells of a leave.
-        record = state[RECORD_KEY] = RequestRecord(state.get(TOKEN_KEY) or CancelToken())
-        scope["path"] = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
-        awaits_continue = any(name == b"expect" for name, _ in scope["headers"])
+        state = scope.get("state")
+        if state is None:
+            state = scope["state"] = {}
+        token = state.get(TOKEN_KEY)
+        if token is None:
+            # A server without our protocol class: then nothing tells of a leave.
+            token = CancelToken()
+        record = state[RECORD_KEY] = RequestRecord(token)
+        raw_path = scope.get("raw_path")
+        scope["path"] = (scope["path"].encode() if raw_path is None else raw_path).decode("latin-1")
+        awaits_continue = False
+        for name, _ in scope["headers"]:
+            if name == b"expect":
+                awaits_continue = True
 
-        async def receive_body() -> Message:
+        # Plain functions, which hand on the server's awaitables: a coroutine of our own
+        # around each would be felt.
+        def receive_body() -> Awaitable[Message]:
             nonlocal awaits_continue
             awaits_continue = False
-            return await receive()
+            return receive()
 
-        async def send_head(message: Message) -> None:
+        def send_head(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
-                record.status = 499 if record.has_left else message["status"]
-                message["headers"] = [
+                # Most tokens are not set, and that is asked for faster.
+                has_left = token.cancelled and record.has_left
+                record.status = 499 if has_left else message["status"]
+                headers = [
                     *message.get("headers", ()),
                     (b"x-request-id", record.request_id.encode()),
+                ]
+                if awaits_continue:
                     # RFC 9110 10.1.1: the client may now leave out the body that it
                     # announced, and nobody knows where its next request begins.
-                    *(((b"connection", b"close"),) if awaits_continue else ()),
-                ]
-            await send(message)
+                    headers.append((b"connection", b"close"))
+                message["headers"] = headers
+            return send(message)
 
         try:
-            await self.app(scope, receive_body, send_head)
+            await self.app(scope, receive_body if awaits_continue else receive, send_head)
         finally:
             if not record.status:
                 record.status = 499 if record.has_left else 500
-            logger.info("%s %s", scope["method"], scope["path"], extra=record.fields())
+            if logger.isEnabledFor(logging.INFO):
+                _log(scope, record)
+
+
+def _log(scope: Scope, record: RequestRecord) -> None:
+    # As logger.info, which would look through the stack for who calls it: always we.
+    arguments = (scope["method"], scope["path"])
+    line = logger.makeRecord(
+        logger.name, logging.INFO, __file__, 0, "%s %s", arguments, None, extra=record.fields()
+    )
+    logger.handle(line)

@@ -18,6 +18,7 @@ import hmac
 import re
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from disconnect_watch.keys import ADMIN, ANONYMOUS, Caller, KeyRing, new_key
@@ -25,10 +26,27 @@ from disconnect_watch.server.access import RECORD_KEY, App, Receive, Scope, Send
 from disconnect_watch.server.answers import error_response
 from disconnect_watch.server.errors import ForbiddenError, RequestError, UnauthorizedError
 
-__all__ = ["CALLER_KEY", "Access", "AdminDoor", "Gatekeeper", "Guard", "access_to"]
+__all__ = [
+    "ACCESS_KEY",
+    "CALLER_KEY",
+    "HEADERS_KEY",
+    "Access",
+    "AdminDoor",
+    "Gatekeeper",
+    "Guard",
+    "access_to",
+]
 
 #: Where in ``scope["state"]`` the caller of a request is.
 CALLER_KEY = "disconnect_watch.caller"
+#: Where its headers are, by their names in lower case; of several with one name the first.
+HEADERS_KEY = "disconnect_watch.headers"
+#: Where it is said who may go to its path.
+ACCESS_KEY = "disconnect_watch.access"
+
+#: Longer paths are looked up each time: what clients make up must not fill the memory.
+MAX_KNOWN_PATH = 256
+MAX_KNOWN_PATHS = 1024
 
 
 class Access(StrEnum):
@@ -64,10 +82,17 @@ _TABLE: tuple[tuple[re.Pattern[str], Access], ...] = tuple(
 
 def access_to(path: str) -> Access:
     """Who may go to a path; the admin alone where nothing is known of it."""
+    return _known_access(path) if len(path) <= MAX_KNOWN_PATH else _look_up(path)
+
+
+def _look_up(path: str) -> Access:
     for pattern, access in _TABLE:
         if pattern.fullmatch(path):
             return access
     return Access.MANAGE
+
+
+_known_access = lru_cache(MAX_KNOWN_PATHS)(_look_up)
 
 
 class Gatekeeper:
@@ -151,10 +176,13 @@ class Guard:
             await self._app(scope, receive, send)
             return
         state: dict[str, Any] = scope["state"]
+        headers = state[HEADERS_KEY] = dict(reversed(scope["headers"]))
+        access = state[ACCESS_KEY] = access_to(scope["path"])
         try:
-            # The admin's socket has said so already.
-            caller = state.get(CALLER_KEY) or self._gatekeeper.identify(dict(scope["headers"]))
-            self._gatekeeper.let_in(caller, access_to(scope["path"]))
+            caller = state.get(CALLER_KEY)
+            if caller is None:  # not by the admin's socket, which has said so
+                caller = self._gatekeeper.identify(headers)
+            self._gatekeeper.let_in(caller, access)
         except RequestError as error:
             answer = error_response(scope["path"], error.status, str(error), error)
             await answer(scope, receive, send)
@@ -165,7 +193,9 @@ class Guard:
 
 
 def _key_of(headers: Mapping[bytes, bytes]) -> str:
-    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-    if scheme.lower() != b"bearer":
-        key = headers.get(b"x-api-key", b"")
-    return key.strip().decode("latin-1")
+    authorization = headers.get(b"authorization")
+    if authorization is not None:
+        scheme, _, key = authorization.partition(b" ")
+        if scheme.lower() == b"bearer":
+            return key.strip().decode("latin-1")
+    return headers.get(b"x-api-key", b"").strip().decode("latin-1")

@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
+from disconnect_watch.adapters import WHOLE_KEY
 from disconnect_watch.adapters.uvicorn import HalfClose, HttpTools
 from disconnect_watch.aio import grace
 from disconnect_watch.backends import Backend
@@ -118,13 +120,25 @@ class FrontendProtocol(NoUpgrades, HttpTools):
     """
 
     arrivals: ClassVar[Arrivals]
-    _read_bytes = 0
-    _first_bytes = 0
-    _head_bytes: int | None = None
-    _num_chunks = 0
+
+    # Not in the instance's dict, as those of WatchedProtocol.
+    __slots__ = ("_first_bytes", "_has_begun", "_head_bytes", "_num_chunks", "_read_bytes")
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        # The state that each request gets a copy of.
+        super().__init__(config, server_state, {**app_state, WHOLE_KEY: True}, _loop)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._has_begun = False
+        self._read_bytes = self._first_bytes = self._num_chunks = 0
+        self._head_bytes: int | None = None
         self.arrivals.begin(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -139,11 +153,13 @@ class FrontendProtocol(NoUpgrades, HttpTools):
         return is_running or bool(self.pipeline)
 
     def on_message_complete(self) -> None:
+        self._has_begun = False
         self.arrivals.end(self)
         super().on_message_complete()
 
     def on_message_begin(self) -> None:
-        self.arrivals.begin(self)
+        # Most come to their end in the read that they begin in.
+        self._has_begun = True
         # The read in which a head begins is not counted: who pipelines may have sent
         # most of it as the body of the request before.
         self._first_bytes, self._head_bytes = self._read_bytes, 0
@@ -177,6 +193,9 @@ class FrontendProtocol(NoUpgrades, HttpTools):
         if self._head_bytes is not None:
             self._head_bytes += len(data)
         super().data_received(data)
+        if self._has_begun:
+            self._has_begun = False
+            self.arrivals.begin(self)
         if self._head_bytes is not None and self._head_bytes > MAX_HEAD_BYTES:
             self.transport.close()
 
@@ -277,6 +296,7 @@ def make_server(
         "FrontendProtocol",
         (FrontendProtocol,),
         {
+            "__slots__": (),
             "half_close": options.half_close,
             "vanish_after": options.vanish_after,
             "unblind": options.unblind,

@@ -7,7 +7,7 @@ from disconnect_watch.errors import shown
 from disconnect_watch.server.access import RECORD_KEY, App, Receive, RequestRecord, Scope, Send
 from disconnect_watch.server.answers import error_response
 from disconnect_watch.server.errors import ProtocolError
-from disconnect_watch.server.guard import Access, access_to
+from disconnect_watch.server.guard import ACCESS_KEY, HEADERS_KEY, Access
 from disconnect_watch.server.ledger import RequestLedger
 
 __all__ = ["Tracking"]
@@ -31,23 +31,32 @@ class Tracking:
         if (
             scope["type"] != "http"
             or scope["method"] != "POST"
-            or access_to(scope["path"]) is not Access.USE
+            or scope["state"][ACCESS_KEY] is not Access.USE
         ):
             await self._app(scope, receive, send)
             return
-        record: RequestRecord = scope["state"][RECORD_KEY]
-        headers = dict(scope["headers"])
+        state = scope["state"]
+        record: RequestRecord = state[RECORD_KEY]
+        headers = state[HEADERS_KEY]
+        name, seconds = headers.get(b"x-request-id"), headers.get(b"x-request-timeout")
+        asked = None
         try:
-            record.client_id = _name_of(headers.get(b"x-request-id", b""))
-            asked = _seconds_of(headers.get(b"x-request-timeout"))
+            if name:
+                record.client_id = _name_of(name)
+            if seconds is not None:
+                asked = _seconds_of(seconds)
         except ProtocolError as error:
             answer = error_response(scope["path"], error.status, str(error), error)
             await answer(scope, receive, send)
             return
-        limits = [limit for limit in (asked, self._timeout) if limit is not None]
-        record.timeout = min(limits, default=None)
+        if asked is None or (self._timeout is not None and self._timeout < asked):
+            asked = self._timeout
+        record.timeout = asked
         self._ledger.begin(record)
         try:
+            if asked is None:
+                await self._app(scope, receive, send)
+                return
             # An engine looks at the time itself; this is for what is done elsewhere.
             with record.deadline(None):
                 await self._app(scope, receive, send)
@@ -57,16 +66,14 @@ class Tracking:
 
 def _name_of(raw: bytes) -> str:
     name = raw.decode("latin-1")
-    if name and not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name):
         raise ProtocolError(
             f"X-Request-Id is {shown(name)}, it must be 1 to 128 visible ASCII characters"
         )
     return name
 
 
-def _seconds_of(raw: bytes | None) -> float | None:
-    if raw is None:
-        return None
+def _seconds_of(raw: bytes) -> float:
     text = raw.decode("latin-1")
     try:
         seconds = float(text)

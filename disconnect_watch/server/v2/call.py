@@ -1,13 +1,15 @@
 """One request below ``/v2`` and its answer, without a framework in between."""
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from disconnect_watch.adapters import WHOLE_KEY
 from disconnect_watch.backends.infer import Buffer
 from disconnect_watch.server.access import RECORD_KEY, RequestRecord
 from disconnect_watch.server.documents import encode
 from disconnect_watch.server.frontend import Frontend
+from disconnect_watch.server.guard import HEADERS_KEY
 from disconnect_watch.server.limits import read_all
 
 __all__ = ["Answer", "Call", "error_answer", "json_answer"]
@@ -35,16 +37,25 @@ class Answer:
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     is_chunked: bool = False
 
-    async def send(self, send: Send) -> None:
-        """Send it, a large piece as it is."""
+    async def send(self, send: Send, state: Mapping[str, Any]) -> None:
+        """Send it, a large piece as it is.
+
+        Args:
+            state: of the request's scope, which says whether it may go whole.
+        """
         pieces = self.pieces
         size = sum(map(len, pieces))
         if len(pieces) > 1 and size <= SMALL:
             pieces = [b"".join(pieces)]
         headers = [(b"content-type", self.content_type), *self.headers]
+        head = {"type": "http.response.start", "status": self.status, "headers": headers}
         if not self.is_chunked:
             headers.append((b"content-length", b"%d" % size))
-        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+            if size <= SMALL and WHOLE_KEY in state:
+                head[WHOLE_KEY] = pieces[0] if pieces else b""
+                await send(head)
+                return
+        await send(head)
         for piece in pieces[:-1]:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         last = pieces[-1] if pieces else b""
@@ -73,7 +84,7 @@ class Call:
         record: with the token that fires when the client leaves.
     """
 
-    __slots__ = ("_receive", "frontend", "path", "record", "scope", "send")
+    __slots__ = ("_headers", "_receive", "frontend", "path", "record", "scope", "send")
 
     def __init__(
         self,
@@ -82,13 +93,15 @@ class Call:
         send: Send,
         *,
         frontend: Frontend,
-        path: dict[str, str | None],
+        path: Mapping[str, str | None],
     ) -> None:
         self.scope = scope
         self.send = send
         self.frontend = frontend
         self.path = path
-        self.record: RequestRecord = scope["state"][RECORD_KEY]
+        state = scope["state"]
+        self.record: RequestRecord = state[RECORD_KEY]
+        self._headers: Mapping[bytes, bytes] = state[HEADERS_KEY]
         self._receive = receive
 
     @property
@@ -99,18 +112,15 @@ class Call:
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of this name, which is to be given in lower case."""
-        for key, value in self.scope["headers"]:
-            if key == name:
-                found: bytes = value
-                return found
-        return None
+        return self._headers.get(name)
 
     def coding(self) -> str:
         """The body's ``Content-Encoding``, empty for none."""
         # RFC 9110 8.4.1: names of codings are case-insensitive.
-        return (self.header(b"content-encoding") or b"").decode("latin-1").strip().lower()
+        coding = self._headers.get(b"content-encoding")
+        return coding.decode("latin-1").strip().lower() if coding else ""
 
-    async def body(self) -> bytes | bytearray:
+    def body(self) -> Coroutine[Any, Any, bytes | bytearray]:
         """The whole body, as it came."""
-        announced = int(self.header(b"content-length") or 0)
-        return await read_all(self._receive, announced, self.frontend.options.max_body_bytes)
+        announced = int(self._headers.get(b"content-length", 0))
+        return read_all(self._receive, announced, self.frontend.options.max_body_bytes)

@@ -7,6 +7,8 @@ Source: KServe v2 "Tensor Data Representation"; messages are Triton's.
 """
 
 import math
+import sys
+from array import array
 from itertools import chain
 from typing import Any
 
@@ -20,6 +22,9 @@ __all__ = ["from_json", "to_json"]
 #: Levels of nested arrays in "data"; Triton's limit.
 MAX_DEPTH = 100
 
+#: What ``array`` calls them.
+_FLOATS = {"FP32": "f", "FP64": "d"}
+_NUMBERS = {int, float}
 _SIGNED = ("signed-integer", "<i8", range(-(1 << 63), 1 << 63))
 _UNSIGNED = ("unsigned-integer", "<u8", range(1 << 64))
 
@@ -97,10 +102,10 @@ def _lay_out(datatype: str, elements: list[Any]) -> bytes:
         if not kinds <= {bool}:
             raise _unparsable("non-boolean", "boolean")
         return bytes(elements)
-    if datatype in ("FP32", "FP64"):
-        if not kinds <= {int, float}:
+    if datatype in _FLOATS:
+        if not kinds <= _NUMBERS:
             raise _unparsable("non-number", "double")
-        return _numbers(elements, "<f4" if datatype == "FP32" else "<f8")
+        return _numbers(elements, _FLOATS[datatype])
     what, widest, bounds = _UNSIGNED if datatype.startswith("U") else _SIGNED
     if not kinds <= {int} or (elements and not _are_within(elements, bounds)):
         raise _unparsable(f"non-{what}", what)
@@ -112,14 +117,15 @@ def _are_within(elements: list[int], bounds: range) -> bool:
     return min(elements) >= bounds.start and max(elements) < bounds.stop
 
 
-def _numbers(elements: list[Any], dtype: str) -> bytes:
+def _numbers(elements: list[Any], code: str) -> bytes:
     try:
         # Through a double, as Triton; what a float is too small for is infinite.
-        doubles = np.array(elements, "<f8")
+        numbers = array(code, elements)
     except OverflowError:
-        doubles = np.array([_double(element) for element in elements], "<f8")
-    with np.errstate(over="ignore"):
-        return doubles.astype(dtype, copy=False).tobytes()
+        numbers = array(code, map(_double, elements))
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
 
 
 def _double(number: float) -> float:

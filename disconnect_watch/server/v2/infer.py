@@ -1,8 +1,6 @@
 """``infer``: one request to a model, one response of it."""
 
-from contextlib import aclosing
-
-from disconnect_watch.backends.infer import InferResponse, ServedModel
+from disconnect_watch.backends.infer import Buffer, InferResponse, ServedModel
 from disconnect_watch.server.errors import FailedError, UnsupportedError
 from disconnect_watch.server.v2.call import Answer, Call
 from disconnect_watch.server.v2.compression import accepted_coding, compress, decompress
@@ -25,21 +23,24 @@ async def infer(call: Call) -> Answer:
         raise UnsupportedError(
             "HTTP end point doesn't support models with decoupled transaction policy"
         )
-    body = decompress(call.coding(), await call.body(), options.max_body_bytes)
+    body: Buffer = await call.body()
+    if coding := call.coding():
+        body = decompress(coding, body, options.max_body_bytes)
+    pattern = options.header_forward_pattern
     parsed = parse_infer(
         body,
         header_length_of(call.header(_LENGTH), len(body)),
         model,
         memory=frontend.memory,
         cancel=call.record.token,
-        forwarded=forwarded_headers(call.scope["headers"], options.header_forward_pattern),
+        forwarded=None if pattern is None else forwarded_headers(call.scope["headers"], pattern),
     )
     try:
         response = await _run(call, model, parsed)
         rendered = render_infer(parsed, response, model, strict=options.strict)
     finally:
         parsed.close()
-    return _answer(rendered, (call.header(b"accept-encoding") or b"").decode("latin-1"))
+    return _answer(rendered, call.header(b"accept-encoding"))
 
 
 async def _run(call: Call, model: ServedModel, parsed: ParsedInfer) -> InferResponse:
@@ -49,14 +50,18 @@ async def _run(call: Call, model: ServedModel, parsed: ParsedInfer) -> InferResp
     token = call.record.token
     frontend.begin(token)
     parsed.request.headers = call.scope["headers"]
+    responses = model.infer(parsed.request)
     try:
-        async with aclosing(model.infer(parsed.request)) as responses:
-            async for response in responses:
-                if response.error is not None:
-                    raise response.error
-                if response.outputs or not response.is_final or not num_responses:
-                    found = response
-                    num_responses += 1
+        async for response in responses:
+            if response.error is not None:
+                raise response.error
+            if response.outputs or not response.is_final or not num_responses:
+                found = response
+                num_responses += 1
+    except BaseException:
+        # One that came to its end by itself has nothing left to close.
+        await responses.aclose()
+        raise
     finally:
         frontend.end(token)
     if found is None or num_responses != 1:
@@ -64,14 +69,13 @@ async def _run(call: Call, model: ServedModel, parsed: ParsedInfer) -> InferResp
     return found
 
 
-def _answer(rendered: Rendered, accepts: str) -> Answer:
-    pieces, headers = rendered.pieces, []
-    content_type = b"application/json"
+def _answer(rendered: Rendered, accepts: bytes | None) -> Answer:
+    answer = Answer(rendered.pieces)
     if rendered.header_length is not None:
-        content_type = b"application/octet-stream"
-        headers.append((_LENGTH, b"%d" % rendered.header_length))
-    coding = accepted_coding(accepts) if accepts else "identity"
+        answer.content_type = b"application/octet-stream"
+        answer.headers.append((_LENGTH, b"%d" % rendered.header_length))
+    coding = accepted_coding(accepts.decode("latin-1")) if accepts else "identity"
     if coding != "identity":
-        pieces = [compress(coding, pieces)]
-        headers.append((b"content-encoding", coding.encode()))
-    return Answer(pieces, 200, content_type, headers)
+        answer.pieces = [compress(coding, rendered.pieces)]
+        answer.headers.append((b"content-encoding", coding.encode()))
+    return answer

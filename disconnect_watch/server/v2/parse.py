@@ -42,6 +42,12 @@ from disconnect_watch.token import CancelToken
 __all__ = ["ParsedInfer", "Wanted", "header_length_of", "parse_infer"]
 
 _MAX_ELEMENTS = (1 << 63) - 1
+#: Where the data of an input may be.
+_SOURCES = (
+    "'data'",
+    "'binary_data_size' in 'parameters'",
+    "'shared_memory_region' in 'parameters'",
+)
 
 
 @dataclass(slots=True)
@@ -189,9 +195,11 @@ def _input(
 ) -> InferTensor:
     name = as_string("name", require("name", entry))
     dims = as_array("shape", require("shape", entry))
-    shape = tuple(as_unsigned("shape", dim) for dim in dims)
+    for dim in dims:
+        as_unsigned("shape", dim)
+    shape = tuple(dims)
     num_elements = prod(shape)
-    if num_elements > _MAX_ELEMENTS or any(dim > _MAX_ELEMENTS for dim in shape):
+    if num_elements > _MAX_ELEMENTS or (num_elements == 0 and max(shape) > _MAX_ELEMENTS):
         raise ProtocolError(
             f"invalid shape for input '{cut(name)}': shape [{','.join(map(str, shape))}] causes "
             f"total element count to exceed maximum size of {_MAX_ELEMENTS}"
@@ -205,20 +213,12 @@ def _input(
     parameters = as_object("parameters", entry.get("parameters", {}))
     size = parameters.get("binary_data_size")
     region = parameters.get("shared_memory_region")
-    given = [
-        label
-        for label, is_given in (
-            ("'data'", "data" in entry),
-            ("'binary_data_size' in 'parameters'", size is not None),
-            ("'shared_memory_region' in 'parameters'", region is not None),
-        )
-        if is_given
-    ]
-    if len(given) > 1 or not (given or num_elements == 0):
+    given = ("data" in entry, size is not None, region is not None)
+    if sum(given) != 1 and (any(given) or num_elements):
+        set_ = [label for label, is_given in zip(_SOURCES, given, strict=True) if is_given]
         raise ProtocolError(
-            "Input must set only one of the following fields: 'data', 'binary_data_size' in "
-            "'parameters', 'shared_memory_region' in 'parameters'. "
-            + (f"But set {' '.join(given)}" if given else "But no field is set")
+            f"Input must set only one of the following fields: {', '.join(_SOURCES)}. "
+            + (f"But set {' '.join(set_)}" if set_ else "But no field is set")
         )
     data: Buffer
     if region is not None:

@@ -5,13 +5,15 @@ restricted category is asked for before the method is looked at.
 """
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from disconnect_watch.backends.infer import InferError
 from disconnect_watch.server.access import RECORD_KEY
 from disconnect_watch.server.errors import CancelledByPeer, RequestError
 from disconnect_watch.server.frontend import Frontend
+from disconnect_watch.server.guard import MAX_KNOWN_PATH, MAX_KNOWN_PATHS
 from disconnect_watch.server.v2 import metadata, regions, repository, settings, statistics
 from disconnect_watch.server.v2.call import Answer, Call, Message, Receive, Send, error_answer
 from disconnect_watch.server.v2.compression import UnsupportedCodingError
@@ -117,15 +119,8 @@ class V2:
         if scope["type"] != "http" or not path.startswith("/v2"):
             await self._rest(scope, receive, send)
             return
-        has_begun = False
-
-        async def send_on(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
-
         try:
-            answer = await self._answer(path, scope, receive, send_on)
+            answer = await self._answer(path, scope, receive, send)
         except CancelledByPeer:
             return  # nobody is there to read anything
         except RequestError as error:
@@ -138,11 +133,11 @@ class V2:
             answer = _answer_to(failure)
         except Exception:
             # A bug of ours. uvicorn logs the traceback; the client learns nothing of it.
-            if not has_begun:
-                await error_answer(500, "internal error").send(send)
+            if not scope["state"][RECORD_KEY].status:  # no head was sent
+                await error_answer(500, "internal error").send(send, scope["state"])
             raise
         if answer is not None:
-            await answer.send(send)
+            await answer.send(send, scope["state"])
 
     async def _answer(
         self, path: str, scope: Message, receive: Receive, send: Send
@@ -167,7 +162,11 @@ class V2:
 _OF_ENGINES = (generate, generate_stream)
 
 
-def _find(path: str) -> tuple[Route | None, dict[str, Any]]:
+def _find(path: str) -> tuple[Route | None, Mapping[str, Any]]:
+    return _known(path) if len(path) <= MAX_KNOWN_PATH else _look_up(path)
+
+
+def _look_up(path: str) -> tuple[Route | None, Mapping[str, Any]]:
     if (route := _FIXED.get(path)) is not None:
         return route, {}
     if (match := _MODEL.fullmatch(path)) is not None:
@@ -181,6 +180,9 @@ def _find(path: str) -> tuple[Route | None, dict[str, Any]]:
             found = match.groupdict()
             return routes[found["action"]], found
     return None, {}
+
+
+_known = lru_cache(MAX_KNOWN_PATHS)(_look_up)
 
 
 def _answer_to(error: RequestError) -> Answer:
