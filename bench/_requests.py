@@ -13,7 +13,7 @@ from bench._build import build_program
 from bench._child import Child
 from bench._http_server import REPLY, VARIANTS
 
-__all__ = ["Round", "Server", "count_instructions", "read_counts"]
+__all__ = ["Round", "Server", "count_instructions", "read_counts", "run_load"]
 
 NUM_CONNECTIONS = 16
 
@@ -32,6 +32,38 @@ class Round:
 
     requests_per_second: float
     cpu_us: float
+
+
+def run_load(
+    port: int,
+    num_connections: int,
+    num_reply_bytes: int,
+    *,
+    duration_ms: int = 0,
+    num_requests: int = 0,
+    request: Path | None = None,
+) -> tuple[int, int]:
+    """Load a server from a process of its own; returns how many requests, and the nanoseconds.
+
+    Args:
+        duration_ms, num_requests: when it ends; 0 for no such bound.
+        request: a file with the bytes of one; None for a small POST.
+
+    Raises:
+        RuntimeError: a reply was not 200 or not of ``num_reply_bytes``, or none came.
+    """
+    numbers = (port, num_connections, num_reply_bytes, duration_ms, num_requests)
+    files = () if request is None else (request,)
+    done = subprocess.run(
+        [build_program("load"), *map(str, numbers), *files],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if done.returncode:
+        raise RuntimeError(f"load on port {port} failed: {done.stderr.strip()}")
+    num_done, elapsed_ns = map(int, done.stdout.split())
+    return num_done, elapsed_ns
 
 
 class Server(Child):
@@ -54,7 +86,6 @@ class Server(Child):
     ) -> None:
         self._num_reply_bytes = num_reply_bytes
         super().__init__([*under, sys.executable, "-m", module, *options], text=True, bufsize=1)
-        self._load = build_program("load")
         self._ports: dict[str, int] = json.loads(self._answer())
 
     def load(self, variant: str, *, duration: float) -> Round:
@@ -78,20 +109,13 @@ class Server(Child):
     def _run_load(
         self, variant: str, num_connections: int, *, duration_ms: int = 0, num_requests: int = 0
     ) -> tuple[int, int]:
-        numbers = (
+        return run_load(
             self._ports[variant],
             num_connections,
             self._num_reply_bytes,
-            duration_ms,
-            num_requests,
+            duration_ms=duration_ms,
+            num_requests=num_requests,
         )
-        done = subprocess.run(
-            [self._load, *map(str, numbers)], capture_output=True, text=True, timeout=120
-        )
-        if done.returncode:
-            raise RuntimeError(f"load on {variant!r} failed: {done.stderr.strip()}")
-        num_done, elapsed_ns = map(int, done.stdout.split())
-        return num_done, elapsed_ns
 
     def _answer(self) -> str:
         line: str = self.answers.readline()

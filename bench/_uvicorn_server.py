@@ -19,7 +19,7 @@ from bench._http_server import serve
 from disconnect_watch.adapters.asgi import CancelOnDisconnect
 from disconnect_watch.adapters.uvicorn import H11, HttpTools
 
-__all__ = ["NUM_REPLY_BYTES", "VARIANTS"]
+__all__ = ["NUM_REPLY_BYTES", "VARIANTS", "factory"]
 
 BODY = b"{}"
 HEADERS = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(BODY))]
@@ -69,30 +69,26 @@ VARIANTS: dict[str, tuple[Any, Any]] = {
 }
 
 
-def factories() -> dict[str, Callable[[], Any]]:
-    """Makes a protocol of each kind, for ``loop.create_server``."""
-    made: dict[str, Callable[[], Any]] = {}
-    state = ServerState()
-    for name, (protocol, app) in VARIANTS.items():
-        config = Config(
-            app,
-            interface="asgi3",
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            server_header=False,
-            date_header=False,
-            proxy_headers=False,
-        )
-        config.load()
-        made[name] = partial(protocol, config, state, {})
-    return made
+def factory(protocol: Any, app: Any) -> Callable[[], Any]:
+    """Makes protocols with this application, for ``loop.create_server``."""
+    config = Config(
+        app,
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+    )
+    config.load()
+    return partial(protocol, config, ServerState(), {})
 
 
 async def main() -> None:
     """Serve until stdin ends."""
-    await serve(factories())
+    await serve({name: factory(*variant) for name, variant in VARIANTS.items()})
 
 
 if __name__ == "__main__":

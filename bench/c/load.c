@@ -1,10 +1,11 @@
 /* Keep-alive HTTP load: a number of connections, one request under way on
  * each, until a time is over or a number of requests is answered.
  *
- *     load PORT CONNECTIONS REPLY_BYTES DURATION_MS REQUESTS
+ *     load PORT CONNECTIONS REPLY_BYTES DURATION_MS REQUESTS [REQUEST_FILE]
  *
  * Zero for DURATION_MS or REQUESTS means no such bound. Every reply must be
- * HTTP 200 and have exactly REPLY_BYTES. Prints "requests nanoseconds".
+ * HTTP 200 and have exactly REPLY_BYTES. REQUEST_FILE has the bytes of one
+ * request; a small POST without it. Prints "requests nanoseconds".
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -20,10 +21,11 @@
 #include <unistd.h>
 
 #define MAX_CONNECTIONS 256
-#define MAX_REPLY       4096
+#define MAX_REPLY       16384
+#define MAX_REQUEST     16384
 
 /* What a Python client library sends, give or take. */
-static const char request[] =
+static const char plain_request[] =
     "POST /v2/models/tiny/generate HTTP/1.1\r\n"
     "Host: 127.0.0.1:8000\r\n"
     "User-Agent: load/1\r\n"
@@ -36,6 +38,9 @@ static const char request[] =
     "{\"text_input\":\"a word\",\"max_tokens\":16     }";
 
 static const char status[] = "HTTP/1.1 200";
+
+static char request[MAX_REQUEST];
+static size_t request_size;
 
 typedef struct {
     int fd;
@@ -58,10 +63,21 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000U + (uint64_t)now.tv_nsec;
 }
 
+static void read_request(const char *path)
+{
+    FILE *file = fopen(path, "rb");
+    if (!file)
+        die(path);
+    request_size = fread(request, 1, sizeof(request), file);
+    if (ferror(file))
+        die(path);
+    fclose(file);
+}
+
 static void send_request(const client *c)
 {
-    size_t size = sizeof(request) - 1;
-    if (send(c->fd, request, size, MSG_NOSIGNAL) != (ssize_t)size)
+    if (send(c->fd, request, request_size, MSG_NOSIGNAL) !=
+        (ssize_t)request_size)
         die("send");
 }
 
@@ -110,10 +126,16 @@ static int take_reply(client *c, size_t reply_size)
 
 int main(int argc, char **argv)
 {
-    if (argc != 6) {
+    if (argc != 6 && argc != 7) {
         fprintf(stderr, "usage: load PORT CONNECTIONS REPLY_BYTES "
-                        "DURATION_MS REQUESTS\n");
+                        "DURATION_MS REQUESTS [REQUEST_FILE]\n");
         return 2;
+    }
+    if (argc == 7) {
+        read_request(argv[6]);
+    } else {
+        request_size = sizeof(plain_request) - 1;
+        memcpy(request, plain_request, request_size);
     }
     int num_clients = atoi(argv[2]);
     size_t reply_size = (size_t)atoi(argv[3]);
@@ -121,6 +143,7 @@ int main(int argc, char **argv)
     uint64_t max_requests = (uint64_t)atoll(argv[5]);
     if (num_clients < 1 || num_clients > MAX_CONNECTIONS ||
         reply_size < sizeof(status) || reply_size > MAX_REPLY ||
+        !request_size || request_size == MAX_REQUEST ||
         (!duration_ns && !max_requests)) {
         fprintf(stderr, "load: an argument is out of range\n");
         return 2;

@@ -1,0 +1,64 @@
+"""Our frontend, and uvicorn with an application that answers ``{}``, in one process.
+
+    python -m bench._frontend_server [--repository DIR] [--log] [--marks]
+
+``_http_server`` tells how to drive it. The models are the two of the process's own, and
+those of the repository. ``--log`` writes the access log to standard error, as ``serve`` does.
+"""
+
+import argparse
+import logging
+import sys
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from bench._frontend_models import local_models
+from bench._http_server import serve
+from bench._uvicorn_server import VARIANTS, factory
+from disconnect_watch.backends.repository import ModelRepository
+from disconnect_watch.server import Frontend, FrontendOptions, Metrics, ServeOptions
+from disconnect_watch.server.logs import configure_logging
+from disconnect_watch.server.run import make_server
+from disconnect_watch.watcher import default_watcher
+
+__all__: list[str] = []
+
+MAX_BODY_BYTES = 1 << 26
+
+
+async def main(repository: Path) -> None:
+    """Serve until stdin ends."""
+    async with AsyncExitStack() as stack:
+        models = await stack.enter_async_context(ModelRepository(repository))
+        for model in local_models():
+            models.add(model)
+        frontend = Frontend(models=models, options=FrontendOptions(max_body_bytes=MAX_BODY_BYTES))
+        metrics = Metrics(
+            engine=None,
+            watcher=lambda: default_watcher().stats(),
+            num_unacked=lambda: frontend.stats().num_unacked,
+            models=models.statistics,
+        )
+        server = make_server(frontend, metrics, ServeOptions())
+        config = server.config
+        config.load()
+        kind: Any = config.http_protocol_class
+        protocol = partial(kind, config, server.server_state, {})
+        await serve({"uvicorn": factory(*VARIANTS["httptools"]), "frontend": protocol})
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repository", type=Path, required=True)
+    parser.add_argument("--log", action="store_true")
+    parser.add_argument("--marks", action="store_true")
+    options = parser.parse_args()
+    if options.log:
+        configure_logging("info")
+    else:
+        logging.getLogger().addHandler(logging.StreamHandler(sys.stderr))
+    uvloop.run(main(options.repository))
