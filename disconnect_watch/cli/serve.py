@@ -160,7 +160,9 @@ def serve(
     admin_socket: AdminSocket = None,
     responses_store: Annotated[
         str | None,
-        typer.Option(help="File that keeps responses of /v1/responses; without it memory does."),
+        typer.Option(
+            help="File, or URL of a Redis, that keeps what /v1/responses made; else memory."
+        ),
     ] = None,
     responses_max_count: Annotated[
         int, typer.Option(min=1, help="Responses that are kept.")

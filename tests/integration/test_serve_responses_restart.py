@@ -6,11 +6,13 @@ from typing import Any
 import openai
 import pytest
 
+from disconnect_watch.server.openai.responses.redis_store import RedisStore
 from disconnect_watch.server.openai.responses.sqlite_store import SqliteStore
 from tests.support.command import Process, endless_model, running
 from tests.support.gate import gated
 from tests.support.net import wait_until
 from tests.support.serve import Serving, packaged_engine, serving_engine
+from tests.support.stores import redis_server
 
 ASK: dict[str, Any] = {"model": "tiny", "input": "The class statement", "max_output_tokens": 5}
 ENDLESS: dict[str, Any] = {
@@ -114,3 +116,33 @@ def test_what_ends_within_the_grace_is_whole(tmp_path: Path) -> None:
         client_of(serving) as client,
     ):
         assert client.responses.retrieve(made.id).status in ("completed", "incomplete")
+
+
+def test_servers_that_share_a_redis_find_each_others_responses() -> None:
+    with (
+        redis_server() as url,
+        serving_engine(packaged_engine(), store=RedisStore(url)) as other,
+        client_of(other) as elsewhere,
+    ):
+        with (
+            serving_engine(packaged_engine(), grace=0.0, store=RedisStore(url)) as serving,
+            client_of(serving) as client,
+        ):
+            whole = client.responses.create(**ASK)
+            assert elsewhere.responses.retrieve(whole.id) == whole
+            more = elsewhere.responses.create(**ASK, previous_response_id=whole.id)
+            assert client.responses.retrieve(more.id) == more
+            made = client.responses.create(**ENDLESS, background=True)
+            assert elsewhere.responses.retrieve(made.id).status == "queued"
+            for call in (
+                lambda: elsewhere.responses.cancel(made.id),
+                lambda: elsewhere.responses.delete(made.id),
+                lambda: elsewhere.responses.retrieve(made.id, stream=True),
+            ):
+                with pytest.raises(openai.ConflictError, match="by another server"):
+                    call()
+            assert client.responses.cancel(made.id).status == "cancelled"
+            assert elsewhere.responses.retrieve(made.id).status == "cancelled"
+            running = begin(client)
+        # It has told its end before it went.
+        assert elsewhere.responses.retrieve(running).status == "failed"

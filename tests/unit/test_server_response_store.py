@@ -1,16 +1,20 @@
 """What every store of responses promises, and what SQLite's file does beyond that."""
 
 import asyncio
+import contextlib
 import sqlite3
 import stat
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from disconnect_watch.server.openai.responses import sqlite_store
+from disconnect_watch.server.openai.responses.opening import open_store
+from disconnect_watch.server.openai.responses.redis_store import RedisStore
 from disconnect_watch.server.openai.responses.sqlite_store import SqliteStore
 from disconnect_watch.server.openai.responses.store import (
     EntryTooLargeError,
@@ -18,21 +22,32 @@ from disconnect_watch.server.openai.responses.store import (
     StoreError,
     StoreFullError,
     StoreLimits,
+    StoreStats,
 )
-from tests.support.stores import ended, entry, name_of
+from tests.support.net import PATIENCE
+from tests.support.stores import ended, entry, name_of, redis_server
 
 Open = Callable[..., ResponseStore]
 
 
-@pytest.fixture(params=["memory", "file"])
+@pytest.fixture(params=["memory", "file", "redis"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """Opens the store of this test, with limits as they are given."""
+    url = request.getfixturevalue("redis_url") if request.param == "redis" else ""
     path = tmp_path / "responses.db" if request.param == "file" else None
 
     def open_store(clock: Callable[[], float] = lambda: 1000.0, **limits: Any) -> ResponseStore:
+        if url:
+            return RedisStore(url, limits=StoreLimits(**limits), clock=clock)
         return SqliteStore(path, limits=StoreLimits(**limits), clock=clock)
 
     return open_store
+
+
+@pytest.fixture
+def redis_url() -> Iterator[str]:
+    with redis_server() as url:
+        yield url
 
 
 @asynccontextmanager
@@ -66,6 +81,18 @@ def test_a_response_is_there_from_its_beginning_to_its_deletion(opened: Open) ->
             assert await store.delete(name_of(1))
             assert not await store.delete(name_of(1))
             assert await store.get(name_of(1)) is None
+
+    asyncio.run(main())
+
+
+def test_the_first_end_counts(opened: Open) -> None:
+    async def main() -> None:
+        async with closing(opened()) as store:
+            await store.create(entry(1))
+            assert await store.finish(ended(1, size=20))
+            assert not await store.finish(ended(1, size=30))
+            assert await store.get(name_of(1)) == ended(1, size=20)
+            assert await store.stats() == StoreStats(num_responses=1, num_bytes=20)
 
     asyncio.run(main())
 
@@ -235,5 +262,56 @@ def test_a_write_that_failed_has_changed_nothing(tmp_path: Path) -> None:
             await store.create(entry(2))
             with pytest.raises(StoreFullError):
                 await store.create(entry(3))
+
+    asyncio.run(main())
+
+
+def test_in_redis_a_response_is_abandoned_with_the_lease_of_its_server(redis_url: str) -> None:
+    async def main() -> None:
+        async with closing(RedisStore(redis_url)) as other:
+            async with closing(RedisStore(redis_url)) as store:
+                await store.create(entry(1))
+                assert await other.running() == [name_of(1)]
+                assert await other.get(name_of(1)) == entry(1)
+                assert not await other.is_abandoned(name_of(1))
+                # Whoever has it asks only about what it does not generate.
+                assert await store.is_abandoned(name_of(1))
+            assert await other.is_abandoned(name_of(1))
+            assert await other.finish(ended(1))
+            assert not await other.is_abandoned(name_of(1))
+            assert not await other.is_abandoned(name_of(2))
+
+    asyncio.run(main())
+
+
+def test_a_lease_is_renewed_for_as_long_as_its_server_runs(redis_url: str) -> None:
+    async def main() -> None:
+        async with (
+            closing(RedisStore(redis_url)) as other,
+            closing(RedisStore(redis_url, lease=0.6)) as store,
+        ):
+            await store.create(entry(1))
+            with contextlib.closing(redis.Redis.from_url(redis_url)) as client:
+                for _ in range(2):
+                    for key in client.scan_iter("*:server:*"):
+                        client.delete(key)
+                    async with asyncio.timeout(PATIENCE):
+                        while await other.is_abandoned(name_of(1)):
+                            pass
+
+    asyncio.run(main())
+
+
+def test_a_redis_that_does_not_answer_is_told_without_its_password(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="Redis at") as caught:
+        open_store(f"unix://user:secret@{tmp_path}/nothing.sock", StoreLimits())
+    assert "secret" not in str(caught.value)
+    with redis_server() as url:
+        store = open_store(url, StoreLimits())
+
+    async def main() -> None:
+        async with closing(store):
+            with pytest.raises(StoreError, match="Redis at"):
+                await store.get(name_of(1))
 
     asyncio.run(main())

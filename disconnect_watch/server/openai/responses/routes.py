@@ -17,6 +17,7 @@ from disconnect_watch.server.guard import CALLER_KEY
 from disconnect_watch.server.openai.chat import prompt_of
 from disconnect_watch.server.openai.common import find, json_response, now, read, with_errors
 from disconnect_watch.server.openai.errors import InvalidFieldError
+from disconnect_watch.server.openai.responses.errors import ElsewhereError
 from disconnect_watch.server.openai.responses.generate import Plan
 from disconnect_watch.server.openai.responses.items import items_of, messages_of
 from disconnect_watch.server.openai.responses.live import Live, frames_of
@@ -70,6 +71,8 @@ async def retrieve_response(request: Request) -> Response:
         record: RequestRecord = request.scope["state"][RECORD_KEY]
         return EventStream(live.follow(number, token=record.token), source=nullcontext())
     transcript = await responses.get(caller, response_id)
+    if transcript.ending is None:
+        raise ElsewhereError(response_id)
     return EventStream(_replayed(transcript, number), source=nullcontext())
 
 

@@ -162,10 +162,12 @@ class Responses:
         Raises:
             ResponseNotFoundError: as of ``get``.
             NotInBackgroundError: its client waits for it.
+            ElsewhereError: another server generates it.
         """
         live = self.find_live(caller, response_id)
         if live is None:
-            await self._get_stored(caller, response_id)
+            if (await self._get_stored(caller, response_id)).ending is None:
+                raise ElsewhereError(response_id)
         elif not live.transcript.is_background:
             raise NotInBackgroundError(response_id)
         else:
@@ -247,8 +249,10 @@ class Responses:
         transcript = msgspec.json.decode(entry.body, type=Transcript).ended(ending)
         body = msgspec.json.encode(transcript)
         ended = replace(entry, ended_at=time.time(), body=body)
-        await store.finish(ended)
-        return ended
+        if await store.finish(ended):
+            return ended
+        # Another server that shares the store did so first, or has deleted it.
+        return await store.get(entry.response_id) or ended
 
     async def _open(self) -> ResponseStore:
         """The store; whatever in it was left behind has been given its end."""

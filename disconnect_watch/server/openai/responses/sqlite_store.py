@@ -205,7 +205,7 @@ class SqliteStore:
 
     def _finish(self, entry: Entry) -> bool:
         found = self._database.execute(
-            "SELECT size FROM responses WHERE id = ?", (entry.response_id,)
+            "SELECT size FROM responses WHERE id = ? AND ended_at IS NULL", (entry.response_id,)
         ).fetchone()
         if found is None:
             return False

@@ -99,7 +99,10 @@ class ResponseStore(Protocol):
         """
 
     async def finish(self, entry: Entry) -> bool:
-        """Put the end of a response in its place; returns False where it was deleted."""
+        """Put the end of a response in its place; returns False where it was deleted, or has one.
+
+        The first end counts: one that was given up stays so.
+        """
 
     async def get(self, response_id: str) -> Entry | None:
         """The response of that id, if it is there."""
