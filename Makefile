@@ -104,9 +104,14 @@ mutants: $(VENV)/.dev
 conformance: $(VENV)/.dev
 	$(BIN)/python -m tests.triton.conformance
 
-# The gateway before a real Triton, which gets a venv of its own.
-test-gateways: $(VENV)/.dev .venv-triton/bin/tritonserver
-	$(BIN)/python -m pytest -q -m "" tests/gateways
+# The gateway before a real Triton, and hooks in engines that are too big for our venv; each gets
+# one of its own, that of llama.cpp in ten minutes.
+test-gateways: $(VENV)/.dev .venv-triton/bin/tritonserver .venv-llama-cpp/.made
+	$(BIN)/python -m pytest -q -m "" tests/gateways tests/integration/test_hooks_llama_cpp.py
+
+.venv-llama-cpp/.made: .ci/llama-cpp
+	.ci/llama-cpp $(@D)
+	@touch $@
 
 .venv-triton/bin/tritonserver: .ci/triton
 	.ci/triton

@@ -43,6 +43,7 @@ BEYOND_THE_CORE = [
     "integration/test_*_adapter*",
     "integration/test_doctor.py",
     "integration/test_gateway_*",
+    "integration/test_hooks_*",
     "integration/test_models_*",
     "integration/test_readme_servers.py",
     "integration/test_serve_*",

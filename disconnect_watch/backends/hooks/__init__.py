@@ -1,0 +1,1 @@
+"""Cancel tokens for engines of others; each module imports its one framework."""
