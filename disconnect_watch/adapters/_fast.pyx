@@ -94,6 +94,8 @@ cdef class Calls:
         cdef object kind
         if not self._is_cycle(cycle):
             kind, cycle = self._of_any_server, None
+            if state is not None and is_shared_namespace(send):
+                state = scope["state"] = state.copy()
         elif isinstance(getattr(send, "__self__", None), Exchange):
             kind = self._of_ours
         else:
@@ -109,7 +111,8 @@ cdef class Calls:
     cdef bint _is_cycle(self, receiver) except -1:
         if type(receiver) is self._cycle_type:
             return True
-        if getattr(receiver, "message_event", None) is None:
+        # One of HTTP/2 has a stream, which may end alone: only its receive() tells of that.
+        if getattr(receiver, "message_event", None) is None or hasattr(receiver, "stream"):
             return False
         self._cycle_type = type(receiver)
         return True
@@ -390,6 +393,14 @@ cdef bint is_last_of_body(message, head, Pieces *pieces) except -1:
     if body is not None:
         pieces.num_bytes_left -= len(body)
     return pieces.num_bytes_left <= 0
+
+
+cdef bint is_shared_namespace(send) except -1:
+    # Whether ``scope["state"]`` may be that of other requests, too: hypercorn before 0.18 has
+    # one for all of a connection. Only where nobody is between the server and us, who may
+    # hold it as well.
+    cdef object sender = getattr(send, "__self__", None)
+    return type(sender).__module__ == "hypercorn.protocol.http_stream"
 
 
 cdef bint equal(str one, str other) noexcept:

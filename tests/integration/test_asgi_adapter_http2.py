@@ -9,7 +9,7 @@ from tests.support.asgi_servers import Served, serving
 from tests.support.http2 import Http2Client
 
 
-@pytest.fixture(scope="module", params=["hypercorn", "granian"])
+@pytest.fixture(scope="module", params=["hypercorn", "granian", "uvicorn-zttp"])
 def server(request: pytest.FixtureRequest) -> Iterator[Served]:
     with serving(request.param, "asgi_app:app") as served:
         yield served
@@ -50,3 +50,17 @@ def test_streams_that_were_answered_are_left_alone(server: Served) -> None:
         for _ in range(20):
             client.read_body(client.post("/plain/stats"))
     assert server.stats()["num_left"] == before
+
+
+def test_streams_that_share_a_namespace_have_each_its_own_token() -> None:
+    """As under hypercorn before 0.18, where only the first of a connection was watched."""
+    with serving("hypercorn", "asgi_app:app") as server:
+        with Http2Client(server.port) as client:
+            client.post("/shared/wait/stays")
+            server.wait_for("started", "stays")
+            leaving = client.post("/shared/wait/leaves")
+            server.wait_for("started", "leaves")
+            client.reset(leaving)
+            server.wait_for("cancelled", "leaves")
+            assert "stays" not in server.names("ended")
+        server.wait_for("cancelled", "stays")

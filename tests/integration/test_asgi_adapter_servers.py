@@ -18,7 +18,7 @@ OUTERMOST = ["plain", "three", "decorated"]
 
 
 #: The same code on another loop, or under another parser.
-TWINS = {"uvicorn-asyncio", "uvicorn-h11", "hypercorn-uvloop"}
+TWINS = {"uvicorn-asyncio", "uvicorn-h11", "uvicorn-zttp", "hypercorn-uvloop"}
 
 
 @pytest.fixture(

@@ -8,6 +8,7 @@ says what is around it, the rest what it does:
     /three         the same, with three BaseHTTPMiddlewares inside
     /inside        the same, with the middlewares outside
     /decorated     @cancel_on_disconnect on each route
+    /shared        CancelOnDisconnect, and one namespace for all requests
     /bare          nothing
 
     /wait/NAME     waits for ever
@@ -185,11 +186,22 @@ def inside_three() -> FastAPI:
     return app
 
 
+def in_one_namespace(app: Any) -> Any:
+    """Give all requests the same ``scope["state"]``, as hypercorn 0.17 does to a connection's."""
+    namespace: dict[str, Any] = {}
+
+    async def called(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, "state": namespace}, receive, send)
+
+    return called
+
+
 APPS: dict[str, Any] = {
     "plain": CancelOnDisconnect(build(as_it_is)),
     "three": CancelOnDisconnect(behind_three(build(as_it_is))),
     "inside": inside_three(),
     "decorated": build(cancel_on_disconnect),
+    "shared": in_one_namespace(CancelOnDisconnect(build(as_it_is))),
     "bare": build(as_it_is),
 }
 

@@ -28,6 +28,7 @@ SERVERS: dict[str, str] = {
     "uvicorn": "uvicorn {app} --port {port} --http httptools --loop uvloop",
     "uvicorn-asyncio": "uvicorn {app} --port {port} --http httptools --loop asyncio",
     "uvicorn-h11": "uvicorn {app} --port {port} --http h11 --loop uvloop",
+    "uvicorn-zttp": "uvicorn {app} --port {port} --http zttp --http2",
     "ours": "uvicorn {app} --port {port} --http disconnect_watch.adapters.uvicorn:HttpTools",
     "ours-h11": "uvicorn {app} --port {port} --http disconnect_watch.adapters.uvicorn:H11",
     "ours-unblind": "uvicorn {app} --port {port} --http tests.servers.unblind:HttpTools",
