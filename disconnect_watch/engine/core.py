@@ -15,16 +15,16 @@ One step is
 Blocks that a forward might touch are free only when the runner has acknowledged its step.
 """
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 from disconnect_watch.engine.block_pool import BlockEntry, BlockPool
 from disconnect_watch.engine.cancel_scan import CancelScan
 from disconnect_watch.engine.config import EngineConfig
+from disconnect_watch.engine.ending import ending
 from disconnect_watch.engine.errors import QueueFullError
+from disconnect_watch.engine.guarded import run_guarded
 from disconnect_watch.engine.outcome import AbortResult, Outcome, RequestOutput, Sampled
 from disconnect_watch.engine.records import EngineStats, StepNotes, StepRecord
 from disconnect_watch.engine.registry import RequestRegistry
@@ -35,8 +35,6 @@ from disconnect_watch.engine.tokenizer import Tokenizer
 from disconnect_watch.token import Reason
 
 __all__ = ["EngineCore"]
-
-logger = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -245,7 +243,12 @@ class EngineCore:
             self._pool.launch(self._num_steps, [row.request.key for row in schedule.rows])
             self._is_stepping = True
             try:
-                results = self._forward(schedule.rows)
+                results = run_guarded(
+                    self._runner,
+                    schedule.rows,
+                    step=self._num_steps,
+                    layer_check=self._check_layer,
+                )
             finally:
                 self._is_stepping = False
                 self._pool.ack(self._runner.acked_step)
@@ -268,26 +271,6 @@ class EngineCore:
         )
         # An abort may come before the first step; 0 is no step to acknowledge with.
         request.acknowledge(max(self._num_steps, 1))
-
-    def _forward(self, rows: Sequence[ScheduledRow]) -> dict[str, Sampled | Exception]:
-        """Run the rows together; if that fails, each by itself, so that only the guilty fail.
-
-        Returns:
-            Token or error by request id; nothing for rows that were dropped, or whose chunk does
-            not reach their last token.
-        """
-        try:
-            return self._runner.run(rows, step=self._num_steps, layer_check=self._check_layer)
-        except Exception as error:
-            # Whatever the model raises, it is the end of one request, not of the server.
-            if len(rows) == 1:
-                logger.exception("request %s failed", rows[0].request.request_id)
-                return {rows[0].request.key: error}
-        results: dict[str, Sampled | Exception] = {}
-        for row in rows:
-            if row.request.is_live:
-                results.update(self._forward([row]))
-        return results
 
     def _check_layer(self, layer: int, rows: Sequence[ScheduledRow]) -> Sequence[ScheduledRow]:
         """Find the rows that must not enter this layer.
@@ -329,17 +312,12 @@ class EngineCore:
                     self._emit(request, result)
 
     def _emit(self, request: Request, sampled: Sampled) -> None:
-        params, token_id = request.params, sampled.token_id
-        num_tokens = len(request.token_ids) + 1
-        finish_reason: Literal["stop", "length"] | None = None
-        stop_token_id = token_id if token_id in params.stop_token_ids else None
-        if stop_token_id is not None or (token_id in self.eos_token_ids and not params.ignore_eos):
-            finish_reason = "stop"
-        elif (
-            num_tokens - request.num_prompt_tokens >= params.max_tokens
-            or num_tokens >= self.max_model_len
-        ):
-            finish_reason = "length"
+        finish_reason, stop_token_id = ending(
+            request,
+            sampled.token_id,
+            eos_token_ids=self.eos_token_ids,
+            max_model_len=self.max_model_len,
+        )
         if self._registry.emit(
             request, sampled, finish_reason=finish_reason, stop_token_id=stop_token_id
         ):

@@ -104,6 +104,8 @@ def test_module_imports_only_layers_below_its_own(path: Path) -> None:
         "scheduler",
         "block_pool",
         "cancel_scan",
+        "ending",
+        "guarded",
         "outbox",
         "prefix_cache",
         "registry",
