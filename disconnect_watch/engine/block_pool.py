@@ -21,8 +21,9 @@ writes the number itself.
 The pool knows numbers only. What lies in a block is the cache's affair.
 """
 
+import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from disconnect_watch.engine.prefix_cache import PrefixCache
@@ -50,6 +51,8 @@ class _Owner:
     blocks: list[int] = field(default_factory=list)
     epoch: int = 0
     num_published: int = 0
+    # The times at which it got its blocks, summed.
+    since_ns: int = 0
 
 
 class BlockPool:
@@ -57,9 +60,19 @@ class BlockPool:
 
     Freed blocks are reused last (the free list is a queue), so that a stale reference to one is
     more likely to be noticed by a test than hidden by luck; and cached ones after all free ones.
+
+    Args:
+        clock: nanoseconds, by which it is told for how long blocks are held.
     """
 
-    def __init__(self, num_blocks: int, *, block_size: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        block_size: int,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._clock = clock
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._free: deque[int] = deque(range(num_blocks))
@@ -142,6 +155,7 @@ class BlockPool:
         if not self.has_room(owner, num_tokens, prefix=prefix):
             return False
         record = self._owners.setdefault(owner, _Owner())
+        num_before = len(record.blocks)
         assert not (prefix and record.blocks), f"{owner} has blocks in front of its prefix"
         for block in prefix:
             self._share(block)
@@ -152,7 +166,13 @@ class BlockPool:
             self._ref_cnt[block] = 1
             self._generation[block] += 1
             record.blocks.append(block)
+        record.since_ns += (len(record.blocks) - num_before) * self._clock()
         return True
+
+    def block_ns(self, owner: str) -> int:
+        """Return for how long the owner has held its blocks, summed over them."""
+        record = self._owners.get(owner)
+        return 0 if record is None else len(record.blocks) * self._clock() - record.since_ns
 
     def publish(self, owner: str, hashes: Sequence[bytes]) -> None:
         """Let the owner's first ``len(hashes)`` blocks be found, all of which are computed."""

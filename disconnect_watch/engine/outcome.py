@@ -62,6 +62,7 @@ class Outcome:
         dropped_at_ns: the request was out of queue and batch.
         freed_at_ns: its blocks were given up.
         num_blocks_freed: how many those were; blocks that others share are not among them.
+        block_ns: how long it held blocks, shared ones too, summed over all of them.
         error: of ``failed``: what went wrong.
     """
 
@@ -79,6 +80,7 @@ class Outcome:
     dropped_at_ns: int = 0
     freed_at_ns: int = 0
     num_blocks_freed: int = 0
+    block_ns: int = 0
     error: str | None = None
 
 

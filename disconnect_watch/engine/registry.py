@@ -207,6 +207,7 @@ class RequestRegistry:
             num_cached_tokens=siblings[0].num_cached_tokens,
             num_generated_tokens=sum(sibling.num_generated_tokens for sibling in siblings),
             num_blocks_freed=sum(sibling.num_blocks_freed for sibling in siblings),
+            block_ns=sum(sibling.block_ns for sibling in siblings),
         )
         for sibling in siblings:
             sibling.outcome = outcome

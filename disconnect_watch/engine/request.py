@@ -57,6 +57,7 @@ class Request:
         seen_at_ns, dropped_at_ns: set when the cancel was noticed, and when the request was
             dropped; 0 before.
         num_blocks_freed: of a dropped request: blocks that only it held.
+        block_ns: for how long it held blocks that it has given up, summed over these.
     """
 
     __slots__ = (
@@ -66,6 +67,7 @@ class Request:
         "_status",
         "arrival",
         "block_hashes",
+        "block_ns",
         "cancel",
         "deadline_ns",
         "dropped_at_ns",
@@ -111,6 +113,7 @@ class Request:
         self.seen_at_ns = 0
         self.dropped_at_ns = 0
         self.num_blocks_freed = 0
+        self.block_ns = 0
         self._status: Status = "waiting"
         self._dropped_in: Phase | None = None
         self._mark = CancelToken()

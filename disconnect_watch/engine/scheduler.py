@@ -95,7 +95,7 @@ class Scheduler:
             self._forget_flags(request)
         else:
             self._waiting.remove(request)
-        blocks = self._pool.free(request.key, forget=forget)
+        blocks = self._give_up(request, forget=forget)
         request.drop(num_blocks_freed=len(blocks))
         return blocks
 
@@ -248,12 +248,16 @@ class Scheduler:
         self._forget_flags(victim)
         victim.preempt()
         self._waiting.put_back(victim)
-        plan.preempted.append((victim, self._pool.free(victim.key)))
+        plan.preempted.append((victim, self._give_up(victim)))
         return victim
 
     def _forget_flags(self, request: Request) -> None:
         for flag in request.flags:
             self.running_flags.remove(flag)
+
+    def _give_up(self, request: Request, *, forget: bool = False) -> list[int]:
+        request.block_ns += self._pool.block_ns(request.key)
+        return self._pool.free(request.key, forget=forget)
 
 
 def _place(request: Request) -> tuple[int, int]:

@@ -25,6 +25,7 @@ _NUMBERS = (
     "num_generated_tokens",
     "num_wasted_tokens",
     "num_blocks_freed",
+    "block_ns",
 )
 _PHASES = (None, "waiting", "prefill", "decode")
 

@@ -28,6 +28,21 @@ def test_growing_keeps_the_order_and_adds_only_what_lacks() -> None:
     assert pool.block_ids("a") == [0, 2, 3]
 
 
+def test_how_long_blocks_were_held_is_a_sum_over_them() -> None:
+    now = 0
+    pool = BlockPool(8, block_size=4, clock=lambda: now)
+    pool.allocate("a", 8)
+    now = 10
+    pool.allocate("a", 9)
+    pool.allocate("a", 10)  # within its last block
+    now = 15
+    assert pool.block_ns("a") == 2 * 15 + 1 * 5
+    pool.free("a")
+    assert pool.block_ns("a") == 0
+    pool.allocate("a", 4)
+    assert pool.block_ns("a") == 0
+
+
 def test_what_does_not_fit_takes_nothing() -> None:
     pool = BlockPool(4, block_size=4)
     pool.allocate("a", 8)

@@ -1,6 +1,7 @@
 """The step loop with everyone staying: limits, ends, neighbours, preemption, failures."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,7 +81,10 @@ def test_max_tokens_ends_with_length() -> None:
     engine.add_request([1, 2], params(3), request_id="a")
     outputs = run_to_end(engine)["a"]
     assert [output.num_generated_tokens for output in outputs] == [1, 2, 3]
-    assert outputs[-1].outcome == Outcome(
+    outcome = outputs[-1].outcome
+    assert outcome is not None
+    assert 0 < outcome.block_ns < 60e9
+    assert replace(outcome, block_ns=0) == Outcome(
         "finished",
         finish_reason="length",
         num_prompt_tokens=2,
