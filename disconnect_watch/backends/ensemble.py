@@ -190,6 +190,7 @@ class EnsembleModel:
             )
         pending = Pending(request, self._validator.check(request), None, self._loop)
         pending.dispatched_ns = pending.arrived_ns
+        request.phase = "decode"
         self._live.add(pending)
         try:
             async with aclosing(self._run(request)) as responses:

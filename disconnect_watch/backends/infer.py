@@ -9,7 +9,7 @@ import struct
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
@@ -163,6 +163,8 @@ class InferRequest:
         priority: 0 for the model's default, 1 is the most urgent.
         timeout_us: how long it may wait in a queue; 0 for the model's default.
         cancel: set by whoever wants it to end; held until it has ended.
+        phase: where it stands, by whoever serves the model: None until it was taken, then
+            ``waiting`` in a queue, and ``decode`` once something works on it.
     """
 
     id: str = ""
@@ -177,6 +179,7 @@ class InferRequest:
     priority: int = 0
     timeout_us: int = 0
     cancel: CancelToken = field(default_factory=CancelToken)
+    phase: Literal["waiting", "decode"] | None = None
 
 
 @dataclass(slots=True)

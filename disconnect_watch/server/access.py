@@ -1,15 +1,19 @@
-"""The outermost layer: a request id in every head, one log line for every request."""
+"""The outermost layer: a request id in every head, one log line for every request.
+
+The line says in ``hops_ms`` how long each part of the way took, as far as the request came:
+``receive`` to the end of its body, ``admit`` into a queue, ``first`` to the first output, ``work``
+to the outcome, and ``answer`` until the last byte was handed to the connection.
+"""
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from disconnect_watch.adapters import LEAVES, TOKEN_KEY
-from disconnect_watch.engine import Outcome
+from disconnect_watch.engine import AbortResult, Outcome
 from disconnect_watch.server.ids import new_id
 from disconnect_watch.server.outcome import joined
 from disconnect_watch.token import CancelToken, Reason
@@ -39,12 +43,16 @@ class RequestRecord:
         request_id: see ``new_id``.
         token: fires when its client leaves.
         status: what the client was sent; 499 if it left before the head, 0 before either.
-        outcome: of the engine, for a request that reached it.
+        outcome: of the work, for a request that reached some.
         owner: who may cancel it, by the name of a key; empty for nobody in particular.
         client_id: its client's own name for it, among the requests of the owner.
         timeout: seconds from its beginning after which nobody wants its answer.
+        signals: by what it was asked to end, other than its connection.
         works: what runs for it in an engine and has not ended.
+        coming: abort what is on its way into an engine.
         waiters: futures of those who wait until it is over.
+        received_ns, admitted_ns, first_ns, settled_ns: on ``time.monotonic_ns``: when its body was
+            whole, it was queued, its first output came, and its outcome; 0 for never.
     """
 
     token: CancelToken
@@ -54,8 +62,14 @@ class RequestRecord:
     owner: str = ""
     client_id: str = ""
     timeout: float | None = None
+    signals: frozenset[Reason] = frozenset()
     works: "set[Running]" = field(default_factory=set)
+    coming: set[Callable[[], Awaitable[AbortResult]]] = field(default_factory=set)
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
+    received_ns: int = 0
+    admitted_ns: int = 0
+    first_ns: int = 0
+    settled_ns: int = 0
     _started_ns: int = field(default_factory=time.monotonic_ns)
 
     @property
@@ -72,31 +86,26 @@ class RequestRecord:
             return limit  # for the engine to refuse
         return max(0.0, limit - (time.monotonic_ns() - self._started_ns) / 1e9)
 
-    @contextmanager
-    def deadline(self, timeout: float | None) -> Iterator[None]:
-        """Cancel it when its time is over, for what does not look at the time itself."""
-        left = self.time_left(timeout)
-        if left is None:
-            yield
-            return
-        loop = asyncio.get_running_loop()
-        handle = loop.call_later(left, self.token.cancel, Reason.DEADLINE)
-        try:
-            yield
-        finally:
-            handle.cancel()
+    def first_output(self) -> None:
+        """Note when something came of it, unless that was noted."""
+        self.first_ns = self.first_ns or time.monotonic_ns()
 
     def add_outcome(self, outcome: Outcome) -> None:
         """Take the outcome of one part of it; what is told is that of all so far."""
         self.outcome = outcome if self.outcome is None else joined(self.outcome, outcome)
+        self.settled_ns = time.monotonic_ns()
 
     def fields(self) -> dict[str, object]:
-        """The line's fields; those of the engine only if the request reached it."""
+        """The line's fields; those of the work only if the request reached some."""
+        now_ns = time.monotonic_ns()
         line: dict[str, object] = {
             "request_id": self.request_id,
             "status": self.status,
-            "ms": round((time.monotonic_ns() - self._started_ns) / 1e6, 3),
+            "ms": round((now_ns - self._started_ns) / 1e6, 3),
+            "hops_ms": self._hops_ms(now_ns),
         }
+        if self.owner:
+            line["owner"] = self.owner
         if self.outcome is not None:
             line |= {
                 "outcome": self.outcome.kind,
@@ -104,11 +113,27 @@ class RequestRecord:
                 "phase": self.outcome.phase,
                 "tokens": self.outcome.num_generated_tokens,
                 "wasted": self.outcome.num_wasted_tokens,
+                "block_seconds": round(self.outcome.block_ns / 1e9, 6),
             }
         elif self.status >= 400 and self.token.reason is not None:
             # An answer without a body is complete with its head: who leaves then has it all.
             line["reason"] = self.token.reason
         return line
+
+    def _hops_ms(self, now_ns: int) -> dict[str, float]:
+        hops: dict[str, float] = {}
+        last_ns = self._started_ns
+        for name, at_ns in (
+            ("receive", self.received_ns),
+            ("admit", self.admitted_ns),
+            ("first", self.first_ns),
+            ("work", self.settled_ns),
+            ("answer", now_ns),
+        ):
+            if at_ns:
+                hops[name] = round((at_ns - last_ns) / 1e6, 3)
+                last_ns = at_ns
+        return hops
 
 
 class AccessLog:

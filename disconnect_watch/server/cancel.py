@@ -65,13 +65,14 @@ async def cancel(
     if not record.works and (record.outcome is not None or not ledger.is_live(record)):
         # Its work is over, though its answer may still be on the way.
         return Cancelled(name, _ended_as(record))
+    ledger.signal(record, Reason.ABORTED)
     try:
         async with asyncio.timeout(wait):
             result = await _effect(ledger, record)
     except TimeoutError:
         return Cancelled(name, "pending")
     finally:
-        # Parts that were on their way to the engine meanwhile end with the others.
+        # Parts that were not on their way to the engine yet end there before they begin.
         record.token.cancel(Reason.ABORTED)
     return Cancelled(name, result.outcome, result.phase, result.num_blocks_freed, result.latency_ns)
 
@@ -79,7 +80,8 @@ async def cancel(
 async def _effect(ledger: RequestLedger, record: RequestRecord) -> AbortResult:
     """Cancel a live request; returns when it is out of all that worked on it."""
     if record.works:
-        return _joined(await asyncio.gather(*(work.abort() for work in record.works)))
+        parts = [*record.coming, *(work.abort for work in record.works)]
+        return _joined(await asyncio.gather(*(abort() for abort in parts)))
     is_first = record.token.cancel(Reason.ABORTED)
     await ledger.wait_ended(record)
     status = _ended_as(record)

@@ -1,14 +1,15 @@
 """What the routes share: the models, the limits, and who is being served now."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from disconnect_watch.backends import Backend
 from disconnect_watch.backends.models import Models, RemoteModels
 from disconnect_watch.backends.statistics import ModelStatistics
-from disconnect_watch.engine import Outcome
+from disconnect_watch.engine import AbortResult, Outcome
 from disconnect_watch.engine.errors import EngineClosedError, QueueFullError
 from disconnect_watch.server.access import RequestRecord
 from disconnect_watch.server.errors import (
@@ -33,6 +34,7 @@ from disconnect_watch.token import CancelToken, Reason
 
 if TYPE_CHECKING:
     from disconnect_watch.backends.embedder import EmbedderBackend
+    from disconnect_watch.engine.outcome import Phase
 
 __all__ = ["Frontend", "FrontendStats"]
 
@@ -94,6 +96,8 @@ class Frontend:
         self.ledger = RequestLedger()
         #: Of ``/v1/responses``; closed by whoever serves.
         self.responses = Responses(self, store)
+        #: Of what ran elsewhere than in an engine, by kind and phase.
+        self.outcomes: Counter[tuple[str, Phase | None]] = Counter()
         #: Of cancels by id, for each caller.
         self.abort_limit = RateLimit(ABORT_RATE, burst=ABORT_BURST)
         self._live: set[Running] = set()
@@ -146,6 +150,12 @@ class Frontend:
         """
         self._refuse_while_draining()
         work_id = f"{record.request_id}.{part}" if part else record.request_id
+
+        def abort() -> Awaitable[AbortResult]:
+            return backend.abort(work_id)
+
+        # The engine may run it before this loop hears that it was queued.
+        record.coming.add(abort)
         try:
             outputs = await backend.submit(
                 work_id,
@@ -164,22 +174,29 @@ class Frontend:
         except ValueError as error:
             # The engine's word for a prompt that it can't take.
             raise ProtocolError(f"{generation.prefix}{error}") from error
+        finally:
+            record.coming.discard(abort)
 
         def end(running: Running, outcome: Outcome | None) -> None:
             self._live.discard(running)
             record.works.discard(running)
             if outcome is not None:
                 record.add_outcome(outcome)
+                if outcome.reason is Reason.DEADLINE:
+                    # An engine looks at the time itself.
+                    self.ledger.signal(record, Reason.DEADLINE)
 
         running = Running(
             outputs,
-            abort=lambda: backend.abort(work_id),
+            abort=abort,
             token=record.token,
             prefix=generation.prefix,
+            on_first=record.first_output,
             on_end=end,
         )
         self._live.add(running)
         record.works.add(running)
+        record.admitted_ns = time.monotonic_ns()
         return running
 
     def model_statistics(self) -> Sequence[ModelStatistics]:
@@ -190,18 +207,26 @@ class Frontend:
         found = self.models.statistics() if self.models is not None and not self.remote else ()
         return [*map(counted_as_triton, found)] if self.options.strict else found
 
-    def begin(self, token: CancelToken) -> None:
+    def begin(self, record: RequestRecord) -> None:
         """Keep the token of a request at hand for a shutdown, until ``end``.
 
         Raises:
             ShuttingDownError: no more are taken.
         """
         self._refuse_while_draining()
-        self._tokens.add(token)
+        self._tokens.add(record.token)
+        record.admitted_ns = time.monotonic_ns()
 
-    def end(self, token: CancelToken) -> None:
-        """The other half of ``begin``."""
-        self._tokens.discard(token)
+    def end(self, record: RequestRecord, outcome: Outcome | None) -> None:
+        """The other half of ``begin``; engines count outcomes of their own.
+
+        Args:
+            outcome: None of what was refused.
+        """
+        self._tokens.discard(record.token)
+        if outcome is not None:
+            record.add_outcome(outcome)
+            self.outcomes[outcome.kind, outcome.phase] += 1
 
     def begin_drain(self) -> None:
         """Take no more requests; those that run go on."""
@@ -209,7 +234,11 @@ class Frontend:
 
     def cancel_all(self, reason: Reason = Reason.SHUTDOWN) -> int:
         """Set the token of every running request; returns how many were not set before."""
-        return sum(token.cancel(reason) for token in self._cancellable())
+        tokens = set(self._cancellable())
+        for record in self.ledger.live():
+            if record.token in tokens:
+                self.ledger.signal(record, reason)
+        return sum(token.cancel(reason) for token in tokens)
 
     def _cancellable(self) -> Iterator[CancelToken]:
         yield from (running.token for running in self._live)

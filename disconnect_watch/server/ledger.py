@@ -6,10 +6,13 @@ looked for by. Ids are compared whole.
 """
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from disconnect_watch.keys import Caller
 from disconnect_watch.server.access import RequestRecord
+from disconnect_watch.token import Reason
 
 __all__ = ["AmbiguousNameError", "RequestLedger"]
 
@@ -24,6 +27,10 @@ class AmbiguousNameError(LookupError):
 class RequestLedger:
     """Live requests, and the last that ended.
 
+    Attributes:
+        signals: how often requests were asked to end by other means than their connections; a
+            request counts once for each.
+
     Threads: the loop's only.
     """
 
@@ -32,6 +39,7 @@ class RequestLedger:
         self._ended: OrderedDict[str, RequestRecord] = OrderedDict()
         # By owner and name: ids, the latest last.
         self._named: dict[tuple[str, str], list[str]] = {}
+        self.signals: Counter[Reason] = Counter()
 
     def begin(self, record: RequestRecord) -> None:
         """Take a request that begins; its owner and name are known by now."""
@@ -46,6 +54,7 @@ class RequestLedger:
         """
         self._live[record.request_id] = to
         to.waiters, record.waiters = record.waiters, []
+        to.signals |= record.signals
 
     def end(self, record: RequestRecord) -> None:
         """A request is over: whoever waits for that is told. One handed over is not."""
@@ -90,6 +99,34 @@ class RequestLedger:
         if live:
             return live[0]
         return self._ended[ids[-1]] if ids else None
+
+    def signal(self, record: RequestRecord, reason: Reason) -> None:
+        """Count that a request was asked to end; what comes of it, its outcome tells."""
+        if reason not in record.signals:
+            record.signals |= {reason}
+            self.signals[reason] += 1
+
+    @contextmanager
+    def deadline(self, record: RequestRecord, timeout: float | None = None) -> Iterator[None]:
+        """Cancel a request when its time is over, for what does not look at the time itself.
+
+        Args:
+            timeout: seconds from its beginning, beside the limit that the record has.
+        """
+        left = record.time_left(timeout)
+        if left is None:
+            yield
+            return
+
+        def expire() -> None:
+            self.signal(record, Reason.DEADLINE)
+            record.token.cancel(Reason.DEADLINE)
+
+        handle = asyncio.get_running_loop().call_later(left, expire)
+        try:
+            yield
+        finally:
+            handle.cancel()
 
     async def wait_ended(self, record: RequestRecord) -> None:
         """Wait until a request is over."""

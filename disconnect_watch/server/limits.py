@@ -1,10 +1,12 @@
 """Reading a request body no further than the limit."""
 
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from starlette.requests import Request
 
+from disconnect_watch.server.access import RECORD_KEY, RequestRecord
 from disconnect_watch.server.errors import CancelledByPeer, ProtocolError
 
 __all__ = ["read_all", "read_body"]
@@ -21,13 +23,16 @@ async def read_body(request: Request, max_body_bytes: int) -> bytes:
     if request.headers.get("content-encoding", "").lower() not in ("identity", ""):
         raise ProtocolError("Unsupported content-encoding, only 'identity' is supported.")
     announced = int(request.headers.get("content-length", 0))
-    return bytes(await read_all(request.receive, announced, max_body_bytes))
+    record: RequestRecord | None = request.scope.get("state", {}).get(RECORD_KEY)
+    return bytes(await read_all(request.receive, announced, max_body_bytes, record=record))
 
 
 async def read_all(
     receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
     announced: int,
     max_body_bytes: int,
+    *,
+    record: RequestRecord | None = None,
 ) -> bytes | bytearray:
     """Take the whole body by ``receive``, and copy it no oftener than it comes in pieces.
 
@@ -38,6 +43,7 @@ async def read_all(
 
     Args:
         announced: by ``Content-Length``; 0 where the request has none.
+        record: learns when the body was whole.
 
     Raises:
         ProtocolError: larger than the limit.
@@ -60,6 +66,8 @@ async def read_all(
         if len(body) > max_body_bytes:
             raise _too_large(f"more than {max_body_bytes} bytes", max_body_bytes)
         if not message.get("more_body", False):
+            if record is not None:
+                record.received_ns = time.monotonic_ns()
             return body
 
 

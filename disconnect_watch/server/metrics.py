@@ -5,7 +5,7 @@ own, copied at the scrape; only the three histograms are fed as it goes, once pe
 cancelled request, on the engine's thread.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
@@ -18,11 +18,15 @@ from disconnect_watch.engine import EngineStats, Outcome
 from disconnect_watch.engine.outcome import Phase
 from disconnect_watch.server.model_metrics import render_models
 from disconnect_watch.server.upstream_metrics import UpstreamMetrics
+from disconnect_watch.token import Reason
 from disconnect_watch.watcher import WatcherStats
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+#: How many requests ended so, by kind and phase.
+Outcomes = Mapping[tuple[str, Phase | None], int]
 
 #: A finished request has sampled its last token; the engine names no phase for it.
 OUTCOMES = (
@@ -48,6 +52,9 @@ class Metrics:
         num_unacked: counts the requests that are cancelled and not ended.
         models: reads what models that take tensors have done.
         upstreams: reads how the servers behind this one are; None where there are none.
+        outcomes: reads how requests ended that no engine worked on, by kind and phase.
+        signals: reads how often requests were asked to end by other means than their
+            connections.
 
     Threads: ``observe`` from any, ``render`` from those that the three readers allow.
     """
@@ -60,6 +67,8 @@ class Metrics:
         num_unacked: Callable[[], int],
         models: Callable[[], Sequence[ModelStatistics]] = tuple,
         upstreams: Callable[[], Sequence[UpstreamStats]] | None = None,
+        outcomes: Callable[[], Outcomes] = dict,
+        signals: Callable[[], Mapping[Reason, int]] = dict,
     ) -> None:
         self._models = models
         self.registry = CollectorRegistry()
@@ -75,7 +84,7 @@ class Metrics:
             "dw_cancel_to_free_seconds",
             "From the cancel flag being stored to the request's KV blocks being free",
         )
-        self.registry.register(Snapshot(engine, watcher, num_unacked))
+        self.registry.register(Snapshot(engine, watcher, num_unacked, outcomes, signals))
         if upstreams is not None:
             self.registry.register(UpstreamMetrics(upstreams))
 
@@ -110,15 +119,21 @@ class Snapshot(Collector):
         engine: Callable[[], EngineStats] | None,
         watcher: Callable[[], WatcherStats],
         num_unacked: Callable[[], int],
+        outcomes: Callable[[], Outcomes],
+        signals: Callable[[], Mapping[Reason, int]],
     ) -> None:
         self._engine = engine
         self._watcher = watcher
         self._num_unacked = num_unacked
+        self._outcomes = outcomes
+        self._signals = signals
 
     def collect(self) -> Iterator[Metric]:
         yield from self._watcher_metrics(self._watcher())
-        if self._engine is not None:
-            yield from self._engine_metrics(self._engine())
+        stats = self._engine() if self._engine is not None else None
+        yield self._request_metric({} if stats is None else stats.outcomes)
+        if stats is not None:
+            yield from self._engine_metrics(stats)
         yield GaugeMetricFamily(
             "dw_unacked_cancels",
             "Requests whose cancel flag is set and whose outcome is not known yet",
@@ -134,11 +149,13 @@ class Snapshot(Collector):
         )
         signals = CounterMetricFamily(
             "dw_signals_total",
-            "Connections that ended, idle ones too, by the source that told first",
+            "Connections that ended, idle ones too, by the source that told first; and requests "
+            "that were asked to end otherwise",
             labels=["source"],
         )
+        asked = self._signals()
         for reason, count in stats.num_signals.items():
-            signals.add_metric([reason.value], count)
+            signals.add_metric([reason.value], count + asked.get(reason, 0))
         yield signals
         yield CounterMetricFamily(
             "dw_stale_events_total",
@@ -151,18 +168,21 @@ class Snapshot(Collector):
             stats.num_blind,
         )
 
-    def _engine_metrics(self, stats: EngineStats) -> Iterator[Metric]:
+    def _request_metric(self, of_engine: Outcomes) -> Metric:
         requests = CounterMetricFamily(
             "dw_requests_total",
             "Requests by their one final outcome and the phase it came in",
             labels=["outcome", "phase"],
         )
         counts = dict.fromkeys(OUTCOMES, 0)
-        for (kind, phase), count in stats.outcomes.items():
-            counts[kind, phase or "decode"] += count
+        for outcomes in (of_engine, self._outcomes()):
+            for (kind, phase), count in outcomes.items():
+                counts[kind, phase or "decode"] += count
         for labels, count in counts.items():
             requests.add_metric(labels, count)
-        yield requests
+        return requests
+
+    def _engine_metrics(self, stats: EngineStats) -> Iterator[Metric]:
         yield _gauges(
             "dw_requests",
             "Requests in the engine now",

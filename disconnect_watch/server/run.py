@@ -417,6 +417,8 @@ async def _serve(
             num_unacked=lambda: frontend.stats().num_unacked,
             models=frontend.model_statistics,
             upstreams=None if remote is None else remote.upstreams,
+            outcomes=lambda: frontend.outcomes,
+            signals=lambda: frontend.ledger.signals,
         )
         if backend is not None:
             backend.listen(metrics.observe)

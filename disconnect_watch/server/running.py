@@ -28,13 +28,16 @@ class Running(AsyncIterator[RequestOutput]):
         abort: Callable[[], Awaitable[AbortResult]],
         token: CancelToken,
         prefix: str,
+        on_first: Callable[[], None],
         on_end: Callable[["Running", Outcome | None], None],
     ) -> None:
         self.token = token
         self._outputs = outputs
         self._abort = abort
         self._prefix = prefix
+        self._on_first = on_first
         self._on_end = on_end
+        self._has_begun = False
         self._has_ended = False
 
     async def __anext__(self) -> RequestOutput:
@@ -47,6 +50,9 @@ class Running(AsyncIterator[RequestOutput]):
             output = await anext(self._outputs)
         except EngineClosedError as error:
             raise FailedError(f"{self._prefix}{error}") from error
+        if not self._has_begun and output.token_ids:
+            self._has_begun = True
+            self._on_first()
         if output.outcome is not None:
             self._end(output.outcome)
         return output

@@ -58,7 +58,7 @@ class Tracking:
                 await self._app(scope, receive, send)
                 return
             # An engine looks at the time itself; this is for what is done elsewhere.
-            with record.deadline(None):
+            with self._ledger.deadline(record):
                 await self._app(scope, receive, send)
         finally:
             self._ledger.end(record)

@@ -1,8 +1,6 @@
 """Vectors through OpenAI's SDK, and clients that leave before they have them."""
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import openai
@@ -13,7 +11,7 @@ from disconnect_watch.adapters import LEAVES
 from disconnect_watch.backends.embedder import EmbedderBackend
 from disconnect_watch.engine import Embedder
 from disconnect_watch.server.access import RequestRecord
-from tests.support.bert import random_embedder
+from tests.support.bert import held, random_embedder
 from tests.support.net import wait_until
 from tests.support.serve import Client, Serving, packaged_engine, serving_engine
 
@@ -45,41 +43,6 @@ def client(serving: Serving) -> Iterator[openai.OpenAI]:
         base_url=f"http://127.0.0.1:{serving.port}/v1", api_key="none", max_retries=0, timeout=30
     ) as client:
         yield client
-
-
-class Hold:
-    """The encoder is held before a layer. ``layers`` are those that were computed since."""
-
-    def __init__(self) -> None:
-        self.reached, self._opened = threading.Event(), threading.Event()
-        self.layers: list[int] = []
-
-    def on_layer(self, index: int) -> None:
-        self.layers.append(index)
-        if index == 1 and not self.reached.is_set():
-            self.reached.set()
-            self._opened.wait(30)
-
-    def wait(self) -> None:
-        assert self.reached.wait(20)
-
-    def open(self) -> None:
-        self._opened.set()
-
-
-@contextmanager
-def held(embedder: Embedder) -> Iterator[Hold]:
-    hold = Hold()
-    hooks = [
-        layer.register_forward_pre_hook(lambda *_, index=index: hold.on_layer(index))
-        for index, layer in enumerate(embedder._model.layers)
-    ]
-    try:
-        yield hold
-    finally:
-        hold.open()
-        for hook in hooks:
-            hook.remove()
 
 
 def live(serving: Serving, num: int) -> list[RequestRecord]:
@@ -147,6 +110,7 @@ def test_a_leave_ends_the_work_at_the_next_layer(serving: Serving, embedder: Emb
     assert record.outcome.reason in LEAVES
     assert (record.outcome.kind, record.outcome.phase) == ("cancelled", "prefill")
     assert record.status == 499
+    assert serving.frontend.outcomes == {("cancelled", "prefill"): 1}
 
 
 def test_a_leave_while_it_waits_ends_at_once_and_never_runs(
@@ -165,6 +129,7 @@ def test_a_leave_while_it_waits_ends_at_once_and_never_runs(
         hold.open()
         assert first.read_response()[0] == 200
         assert hold.layers == [0, 1, 2]
+    assert serving.frontend.outcomes == {("cancelled", "waiting"): 1, ("finished", None): 1}
 
 
 def test_a_cancel_by_id_and_a_deadline_are_heard(serving: Serving, embedder: Embedder) -> None:

@@ -94,6 +94,36 @@ def test_a_client_that_leaves_between_two_events_ends_its_stream() -> None:
         assert served.stream.requests[0].cancel.cancelled
 
 
+@pytest.mark.parametrize("action", REQUESTS)
+def test_each_request_is_counted_by_its_one_outcome(action: str) -> None:
+    name, body = REQUESTS[action]
+    path = f"/v2/models/{name}/{action}"
+    with serving_models() as served:
+        model = getattr(served, name)
+        with Client(served.http.port) as client:
+            client.post("/v2/models/identity/infer", infer_body(1))
+            client.post("/v2/models/identity/infer", {"inputs": []})
+            assert [client.read_response()[0] for _ in range(2)] == [200, 400]
+            client.post(path, body, X_Request_Timeout="0.01")
+            client.read_until(b"504" if action != "generate_stream" else b"time that the request")
+        with LeavingClient(served.http) as client:
+            client.send(request_bytes(path, body))
+            wait_until(lambda: model.num_open == 1)
+            client.leave(Way.FIN)
+            wait_until(served.is_idle)
+        assert served.frontend.outcomes == {("finished", None): 1, ("cancelled", "decode"): 2}
+        assert served.frontend.ledger.signals == {Reason.DEADLINE: 1}
+        wait_until(lambda: served.frontend.ledger.live() == [])
+        records = list(served.frontend.ledger._ended.values())
+    assert [record.outcome and record.outcome.reason for record in records] == [
+        None,
+        None,
+        Reason.DEADLINE,
+        records[-1].token.reason,
+    ]
+    assert [record.outcome is None for record in records] == [False, True, False, False]
+
+
 def test_requests_that_are_answered_cancel_nothing() -> None:
     with serving_models() as served, Client(served.http.port) as client:
         for _ in range(3):

@@ -13,6 +13,7 @@ import pytest
 
 from disconnect_watch.adapters import LEAVES
 from disconnect_watch.engine import Outcome
+from disconnect_watch.token import Reason
 from tests.support.gate import gated
 from tests.support.net import wait_until
 from tests.support.serve import Client, Serving, packaged_engine, serving_engine
@@ -206,3 +207,4 @@ def test_the_time_that_a_client_gives_is_a_deadline(
             client.chat.completions.create(**CHAT, max_tokens=100_000, extra_body=body, stream=True)
         )
     assert [outcome.reason for outcome in outcomes_of(serving, 2)] == ["deadline", "deadline"]
+    assert serving.frontend.ledger.signals == {Reason.DEADLINE: 2}

@@ -59,6 +59,7 @@ class FunctionModel:
     async def infer(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         self._validator.check(request)
         self.requests.append(request)
+        request.phase = "decode"
         self.num_open += 1
         try:
             async for arrays in self._function(request):

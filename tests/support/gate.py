@@ -49,6 +49,11 @@ class Gate:
             assert self._held_in is not None, "the engine did not get to the gate"
             return self._held_in
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the engine waits there now."""
+        return self._held_in is not None
+
     def pass_steps(self, num_steps: int) -> None:
         """Let it go on from where it is held, and hold it again so many steps later."""
         self._go_on(self.wait() + num_steps - 1)

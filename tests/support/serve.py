@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from disconnect_watch.adapters.uvicorn._watched import WatchedProtocol
 from disconnect_watch.backends import Backend
 from disconnect_watch.backends.embedder import EmbedderBackend
 from disconnect_watch.backends.engine import EngineBackend
+from disconnect_watch.backends.repository import ModelRepository
 from disconnect_watch.engine import (
     DEFAULT_MODEL,
     ChatTemplate,
@@ -40,7 +42,7 @@ from disconnect_watch.server import (
 )
 from disconnect_watch.server.guard import Gatekeeper
 from disconnect_watch.server.openai.responses.store import ResponseStore
-from disconnect_watch.server.run import make_server
+from disconnect_watch.server.run import FrontendServer, make_server
 from disconnect_watch.testing import ThreadedServer as ThreadedServer
 from disconnect_watch.testing import serving
 from disconnect_watch.watcher import Watcher
@@ -108,6 +110,8 @@ def metrics_of(frontend: Frontend, watcher: Watcher | None = None) -> Metrics:
         watcher=lambda: nothing if watcher is None else watcher.stats(),
         num_unacked=lambda: frontend.stats().num_unacked,
         models=frontend.model_statistics,
+        outcomes=lambda: frontend.outcomes,
+        signals=lambda: frontend.ledger.signals,
     )
 
 
@@ -191,6 +195,20 @@ class Serving:
         )
 
 
+def with_models(
+    kind: type[FrontendServer], frontend: Frontend, directory: Path
+) -> type[FrontendServer]:
+    """The server with a model repository, which lives on its loop and as long as it serves."""
+
+    class Server(kind):  # type: ignore[misc, valid-type]
+        async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+            async with ModelRepository(directory) as models:
+                frontend.models = models
+                await super().serve(sockets)
+
+    return Server
+
+
 @contextmanager
 def serving_engine(
     engine: Engine,
@@ -204,6 +222,7 @@ def serving_engine(
     send_buffer: int | None = None,
     embedder: EmbedderBackend | None = None,
     store: ResponseStore | None = None,
+    repository: Path | None = None,
 ) -> Iterator[Serving]:
     """The frontend with a watcher of its own, as ``serve`` puts it together."""
     watcher = Watcher()
@@ -224,6 +243,8 @@ def serving_engine(
         watcher=watcher,
         gatekeeper=gatekeeper,
     )
+    if repository is not None:
+        server.__class__ = with_models(type(server), frontend, repository)
     sock = bind("127.0.0.1", 0)
     if send_buffer is not None:  # connections have it from the socket that they come by
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

@@ -1,14 +1,18 @@
 """A request id in every head, and one log line for every request."""
 
+import asyncio
 import logging
 from typing import Any
 
+import httpx
 import pytest
 
 from disconnect_watch.adapters import TOKEN_KEY
 from disconnect_watch.engine import Outcome
+from disconnect_watch.keys import Caller, KeyRing, Role, digest_of
 from disconnect_watch.server import Frontend, create_app
 from disconnect_watch.server.access import AccessLog, RequestRecord
+from disconnect_watch.server.guard import Gatekeeper
 from disconnect_watch.token import CancelToken, Reason
 from tests.support.backends import ScriptedBackend
 from tests.support.serve import metrics_of, post_json, request_app
@@ -44,7 +48,9 @@ async def test_a_clients_id_in_the_head_is_not_taken_over() -> None:
 
 @pytest.mark.asyncio
 async def test_the_line_tells_what_the_engine_did(log: pytest.LogCaptureFixture) -> None:
-    outcome = Outcome("finished", finish_reason="length", num_generated_tokens=3)
+    outcome = Outcome(
+        "finished", finish_reason="length", num_generated_tokens=3, block_ns=1_500_000_000
+    )
     response = await post_json(ScriptedBackend("a", outcome=outcome), GENERATE, {"text_input": "x"})
     (line,) = log.records
     assert line.getMessage() == f"POST {GENERATE}"
@@ -56,6 +62,40 @@ async def test_the_line_tells_what_the_engine_did(log: pytest.LogCaptureFixture)
     assert fields["tokens"] == 3
     assert fields["wasted"] == 0
     assert fields["ms"] > 0
+    assert fields["block_seconds"] == 1.5
+    assert "owner" not in fields
+    hops = fields["hops_ms"]
+    assert list(hops) == ["receive", "admit", "work", "answer"]  # the script has no token
+    assert all(ms >= 0 for ms in hops.values())
+    assert sum(hops.values()) == pytest.approx(fields["ms"], abs=0.01)
+
+
+@pytest.mark.asyncio
+async def test_the_line_names_the_keys_owner_and_not_the_key(log: pytest.LogCaptureFixture) -> None:
+    keys = KeyRing([(Caller("alice", Role.USER), digest_of("alices-key"))])
+    frontend = Frontend(ScriptedBackend("a"))
+    app = create_app(frontend, metrics_of(frontend), gatekeeper=Gatekeeper(keys))
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test"
+    ) as client:
+        for key in ("alices-key", "not-hers"):
+            headers = {"Authorization": f"Bearer {key}"}
+            await client.post(GENERATE, json={"text_input": "x"}, headers=headers)
+    known, unknown = map(vars, log.records)
+    assert (known["owner"], known["status"]) == ("alice", 200)
+    assert ("owner" in unknown, unknown["status"]) == (False, 401)
+    assert not any("key" in str(value) for line in (known, unknown) for value in line.values())
+
+
+def test_no_line_is_made_that_nobody_reads(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: RequestRecord) -> dict[str, object]:
+        raise AssertionError("nobody reads it")
+
+    monkeypatch.setattr(RequestRecord, "fields", fail)
+    with caplog.at_level(logging.WARNING, "disconnect_watch.access"):
+        asyncio.run(request_app(ScriptedBackend(), "GET", "/v2/health/live"))
 
 
 async def serve_leaver(backend: ScriptedBackend, path: str) -> list[dict[str, Any]]:

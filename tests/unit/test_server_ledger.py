@@ -8,7 +8,7 @@ from disconnect_watch.keys import ADMIN, Caller, Role
 from disconnect_watch.server import ledger as ledger_module
 from disconnect_watch.server.access import RequestRecord
 from disconnect_watch.server.ledger import AmbiguousNameError, RequestLedger
-from disconnect_watch.token import CancelToken
+from disconnect_watch.token import CancelToken, Reason
 from tests.support.net import PATIENCE, until
 
 ALICE, BOB = Caller("alice", Role.USER), Caller("bob", Role.SERVICE)
@@ -115,3 +115,23 @@ def test_who_waits_for_its_end_waits_for_that_of_what_it_was_handed_to() -> None
         await asyncio.wait_for(waiting, PATIENCE)
 
     asyncio.run(main())
+
+
+def test_a_request_is_counted_once_for_each_end_that_it_was_asked_for() -> None:
+    ledger = RequestLedger()
+    one, other = record(), record()
+    for reason in (Reason.ABORTED, Reason.DEADLINE, Reason.ABORTED):
+        ledger.signal(one, reason)
+    ledger.signal(other, Reason.ABORTED)
+    assert ledger.signals == {Reason.ABORTED: 2, Reason.DEADLINE: 1}
+    assert not one.token.cancelled
+
+
+@pytest.mark.asyncio
+async def test_a_time_that_is_over_is_a_signal_and_a_cancel() -> None:
+    ledger = RequestLedger()
+    late, early = record(), record()
+    with ledger.deadline(early, 60.0), ledger.deadline(late, 0.0):
+        await until(lambda: late.token.cancelled)
+    assert (late.token.reason, early.token.reason) == (Reason.DEADLINE, None)
+    assert ledger.signals == {Reason.DEADLINE: 1}

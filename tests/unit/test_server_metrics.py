@@ -125,6 +125,31 @@ def test_counters_are_the_engines_own(watcher_stats: WatcherStats) -> None:
     assert found["dw_unacked_cancels"] == 7
 
 
+def test_outcomes_and_signals_of_all_kinds_of_work_are_summed(watcher_stats: WatcherStats) -> None:
+    stats = replace(ScriptedBackend().stats(), outcomes={("cancelled", "waiting"): 2})
+    watched = replace(
+        watcher_stats, num_signals={**watcher_stats.num_signals, Reason.FIN: 4, Reason.DEADLINE: 1}
+    )
+    for engine, num in ((lambda: stats, 5), (None, 3)):
+        found = samples(
+            Metrics(
+                engine=engine,
+                watcher=lambda: watched,
+                num_unacked=lambda: 0,
+                outcomes=lambda: {("cancelled", "waiting"): 3, ("finished", None): 1},
+                signals=lambda: {Reason.DEADLINE: 2, Reason.ABORTED: 1},
+            )
+        )
+        assert found['dw_requests_total{outcome="cancelled",phase="waiting"}'] == num
+        assert found['dw_requests_total{outcome="finished",phase="decode"}'] == 1
+        sources = {source: found[f'dw_signals_total{{source="{source}"}}'] for source in Reason}
+        assert {source: count for source, count in sources.items() if count} == {
+            Reason.FIN: 4,
+            Reason.DEADLINE: 3,
+            Reason.ABORTED: 1,
+        }
+
+
 def test_a_cancelled_request_is_timed_once_in_each_histogram() -> None:
     metrics = metrics_of(Frontend(ScriptedBackend()))
     metrics.observe(

@@ -212,6 +212,7 @@ class Instance:
         for pending in batch:
             request = pending.request
             pending.dispatched_ns = now_ns
+            request.phase = "decode"
             pending.number = next(self._numbers)
             token = request.cancel
             packed.append(

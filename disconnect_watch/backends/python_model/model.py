@@ -248,12 +248,14 @@ class PythonModel:
         request = self._reshaper.request(request)
         key = self._validator.batch_key(request) if self._queue.is_batching else None
         pending = Pending(request, batch_size, key, self._loop)
+        request.phase = "waiting"
         if request.cancel.cancelled:
             self._tally.cancel(pending)
             raise cancelled_error(request)
         try:
             self._queue.push(pending)
         except InferError:
+            request.phase = None
             self._tally.fail(pending, "REJECTED")
             raise
         self._live.add(pending)

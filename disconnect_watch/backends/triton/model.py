@@ -71,10 +71,12 @@ class TritonModel:
         message = message_of(request, self.name, self.version)
         metadata = self._passing.metadata(request.headers)
         tried: list[Upstream] = []
+        request.phase = "waiting"
         while True:
             if request.cancel.cancelled:
                 raise cancelled_error(request)
             upstream = self._fleet.choose(self.name, self._version, request, tried=tried)
+            request.phase = "decode"
             responses = self._stream if self.is_decoupled else self._single
             outcome = "cancelled"  # unless it comes to an end
             try:

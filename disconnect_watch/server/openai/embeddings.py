@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from disconnect_watch.backends.embedder import EmbedderBackend
+from disconnect_watch.engine import Outcome
 from disconnect_watch.engine.errors import EngineClosedError, QueueFullError
 from disconnect_watch.errors import cut, shown
 from disconnect_watch.server.errors import FailedError, OverloadedError, ProtocolError
@@ -31,19 +32,23 @@ async def embeddings(request: Request) -> Response:
             f"encoding_format is {shown(asked.encoding_format)}, it must be float or base64",
         )
     inputs = prompts_of("input", asked.input)
-    frontend.begin(record.token)
+    outcome: Outcome | None = None
+    frontend.begin(record)
     try:
-        with record.deadline(asked.timeout):
+        with frontend.ledger.deadline(record, asked.timeout):
             made = await backend.embed(inputs, cancel=record.token)
+        outcome = made.outcome
     except QueueFullError as error:
         raise OverloadedError(str(error)) from error
     except EngineClosedError as error:
         raise FailedError(str(error)) from error
     except ValueError as error:
         raise ProtocolError(str(error)) from error
+    except BaseException as error:
+        outcome = Outcome("failed", phase="prefill", error=f"{type(error).__name__}: {error}")
+        raise
     finally:
-        frontend.end(record.token)
-    record.add_outcome(made.outcome)
+        frontend.end(record, outcome)
     raise_unless_finished(made.outcome)
     vectors: list[Any] = (
         [base64.b64encode(vector.tobytes()).decode() for vector in made.vectors]

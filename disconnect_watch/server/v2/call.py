@@ -123,4 +123,6 @@ class Call:
     def body(self) -> Coroutine[Any, Any, bytes | bytearray]:
         """The whole body, as it came."""
         announced = int(self._headers.get(b"content-length", 0))
-        return read_all(self._receive, announced, self.frontend.options.max_body_bytes)
+        return read_all(
+            self._receive, announced, self.frontend.options.max_body_bytes, record=self.record
+        )

@@ -24,6 +24,7 @@ from disconnect_watch.backends.infer import (
 from disconnect_watch.errors import cut
 from disconnect_watch.server.documents import decode_object, encode
 from disconnect_watch.server.errors import CancelledByPeer, ProtocolError, RequestError
+from disconnect_watch.server.v2.accounts import outcome_of
 from disconnect_watch.server.v2.call import Answer, Call
 from disconnect_watch.server.v2.elements import from_json, to_json
 from disconnect_watch.server.v2.failures import ModelError, failure_of
@@ -168,18 +169,26 @@ async def _responses(
     call: Call, model: ServedModel, request: InferRequest
 ) -> AsyncGenerator[InferResponse, None]:
     """The responses that tell the client something."""
-    frontend, token = call.frontend, call.record.token
-    frontend.begin(token)
+    frontend, record = call.frontend, call.record
+    ended_with: BaseException | None = None
+    frontend.begin(record)
     request.headers = call.scope["headers"]
     try:
         async with aclosing(model.infer(request)) as responses:
             async for response in responses:
+                if response.error is not None and not model.is_decoupled:
+                    ended_with = response.error
                 if response.outputs or response.error is not None:
+                    record.first_output()
                     yield response
     except InferError as error:
-        raise failure_of(error, token, strict=frontend.options.strict) from error
+        ended_with = error
+        raise failure_of(error, record.token, strict=frontend.options.strict) from error
+    except BaseException as error:
+        ended_with = ended_with or error
+        raise
     finally:
-        frontend.end(token)
+        frontend.end(record, outcome_of(request, ended_with))
 
 
 def _failure(call: Call, error: InferError) -> RequestError:

@@ -2,6 +2,7 @@
 
 from disconnect_watch.backends.infer import Buffer, InferResponse, ServedModel
 from disconnect_watch.server.errors import FailedError, UnsupportedError
+from disconnect_watch.server.v2.accounts import outcome_of
 from disconnect_watch.server.v2.call import Answer, Call
 from disconnect_watch.server.v2.compression import accepted_coding, compress, decompress
 from disconnect_watch.server.v2.forward import forwarded_headers
@@ -45,10 +46,10 @@ async def infer(call: Call) -> Answer:
 
 async def _run(call: Call, model: ServedModel, parsed: ParsedInfer) -> InferResponse:
     found: InferResponse | None = None
+    ended_with: BaseException | None = None
     num_responses = 0
     frontend = call.frontend
-    token = call.record.token
-    frontend.begin(token)
+    frontend.begin(call.record)
     parsed.request.headers = call.scope["headers"]
     responses = model.infer(parsed.request)
     try:
@@ -58,12 +59,13 @@ async def _run(call: Call, model: ServedModel, parsed: ParsedInfer) -> InferResp
             if response.outputs or not response.is_final or not num_responses:
                 found = response
                 num_responses += 1
-    except BaseException:
+    except BaseException as error:
+        ended_with = error
         # One that came to its end by itself has nothing left to close.
         await responses.aclose()
         raise
     finally:
-        frontend.end(token)
+        frontend.end(call.record, outcome_of(parsed.request, ended_with))
     if found is None or num_responses != 1:
         raise FailedError(f"expected a single response, got {num_responses}")
     return found
