@@ -19,7 +19,7 @@ FORMATTED := $(wildcard tests/native/*.cpp \
 STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
 	-Wstrict-prototypes -Wmissing-prototypes -Werror -Idisconnect_watch/include
 
-.PHONY: serve test test-py test-all test-c test-programs matrix matrix-proxies matrix-clients matrix-servers stress-core stress-engine sanitize tsan valgrind fuzz mutants conformance test-gateways \
+.PHONY: serve test test-py test-all test-c test-programs matrix matrix-proxies matrix-clients matrix-servers abort-matrix stress-core stress-engine sanitize tsan valgrind fuzz mutants conformance test-gateways \
 	lint types fmt build dev bench bench-quick bench-engine gpu test-core test-pythons wheel ci clean
 
 serve: $(VENV)/.serve
@@ -52,6 +52,10 @@ matrix-servers: $(VENV)/.dev
 # Each way in which real clients leave, and what the server hears of it.
 matrix-clients: $(VENV)/.dev
 	$(BIN)/python -m tests.clients --write
+
+# Each kind of request, ended by each who can, in each phase, and what is counted and told.
+abort-matrix: $(VENV)/.dev
+	$(BIN)/python -m tests.abort --write
 
 # The proxies and clients without which tests are skipped; apt-get, as root.
 test-programs:
