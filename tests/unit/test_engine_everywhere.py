@@ -11,6 +11,7 @@ import pytest
 
 from disconnect_watch.engine import Engine, Outcome, RequestOutput, SamplingParams
 from disconnect_watch.engine.request import Request
+from disconnect_watch.engine.runner import ModelRunner
 from disconnect_watch.token import CancelToken, Reason
 from tests.support.engine import (
     collect,
@@ -122,6 +123,46 @@ def one_answer_ended_and_one_waiting() -> Scene:
     return scene
 
 
+def all_answers_queued() -> Scene:
+    scene = Scene(max_num_seqs=1)
+    scene.submit_neighbour()
+    scene.submit(n=3)
+    scene.step(2)
+    assert [s.status for s in scene.request.siblings] == ["waiting"] * 3
+    return scene
+
+
+def answers_behind_the_first_that_reads_the_prompt() -> Scene:
+    scene = Scene(max_num_batched_tokens=16)
+    scene.submit_neighbour()
+    scene.submit(n=3)
+    scene.step(2)
+    assert [s.phase for s in scene.request.siblings] == ["prefill", "waiting", "waiting"]
+    return scene
+
+
+def all_answers_in_decode() -> Scene:
+    scene = Scene()
+    scene.submit_neighbour()
+    scene.submit(n=3)
+    scene.step(5)
+    assert [s.phase for s in scene.request.siblings] == ["decode"] * 3
+    return scene
+
+
+def one_answer_preempted() -> Scene:
+    scene = Scene(num_blocks=26, max_model_len=76)
+    scene.submit_neighbour(60)
+    scene.submit(num_tokens=24, n=2)
+    for _ in range(60):
+        scene.step()
+        if scene.engine.stats().num_preemptions:
+            break
+    assert sorted(s.status for s in scene.request.siblings) == ["running", "waiting"]
+    assert all(s.num_generated_tokens for s in scene.request.siblings)
+    return scene
+
+
 def by_token(scene: Scene) -> Reason:
     scene.token.cancel(Reason.RESET)
     return Reason.RESET
@@ -154,6 +195,10 @@ STATES = [
     in_decode,
     preempted,
     one_answer_ended_and_one_waiting,
+    all_answers_queued,
+    answers_behind_the_first_that_reads_the_prompt,
+    all_answers_in_decode,
+    one_answer_preempted,
 ]
 CAUSES = [by_token, by_id, by_mark, by_deadline]
 
@@ -219,6 +264,36 @@ def test_a_request_that_has_finished_stays_finished(cause: Callable[[Scene], Rea
     assert scene.engine.step() == []
     assert scene.engine.abort("hit").outcome == "already_finished"
     assert scene.engine.stats().outcomes == {("finished", None): 1}
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("cause", [by_token, by_mark, by_deadline])
+def test_what_has_finished_keeps_its_blocks_apart_whatever_comes_until_its_step_is_acknowledged(
+    monkeypatch: pytest.MonkeyPatch, cause: Callable[[Scene], Reason], n: int
+) -> None:
+    """As with a device, which is at work behind the host."""
+    scene = Scene()
+    acked = 0
+    monkeypatch.setattr(ModelRunner, "acked_step", property(lambda runner: acked))
+    scene.submit_neighbour()
+    scene.submit(num_tokens=2, n=n)
+    scene.step(4)
+    assert scene.outputs["hit"][-1].outcome is not None
+    num_retained = scene.engine.stats().num_blocks_retained
+    assert num_retained >= len(PROMPT) // 4
+    cause(scene)
+    for _ in range(2):
+        assert scene.engine.abort("hit").outcome == "already_finished"
+        scene.step()
+        assert scene.engine.stats().num_blocks_retained == num_retained
+    assert [told for told in scene.outcomes if told[0] == "hit"][1:] == []
+    acked = 4
+    scene.step()
+    assert scene.engine.stats().num_blocks_retained == 0
+    acked = 1000
+    run_to_end(scene.engine)
+    stats = scene.engine.stats()
+    assert stats.num_blocks_available == stats.num_blocks
 
 
 def test_all_that_is_known_ends_at_a_shutdown_whatever_it_does() -> None:
