@@ -146,22 +146,6 @@ def test_picture_is_that_of_the_committed_results() -> None:
     assert plot.IMAGE.read_text() == plot.draw(results)
 
 
-def test_readme_quotes_the_committed_results() -> None:
-    readme = (RESULTS_DIR.parent / "README.md").read_text()
-    rows = {
-        row["name"]: row
-        for bench in ("baselines", "scaling")
-        for row in json.loads((RESULTS_DIR / f"{bench}.json").read_text())["rows"]
-    }
-    for who in WAYS:
-        assert f"| {who} | {rows[f'{who}, {PLAIN}']['median']:,.0f} |" in readme
-    for level in scaling.FULL.levels:
-        p50s = (
-            rows[f"close to {who}, {level} attached"]["median"] for who in ("bare loop", "flag")
-        )
-        assert "| {:,} | {:.1f} | {:.1f} |".format(level, *p50s) in readme
-
-
 def test_picture_rises_to_the_share_that_noticed_and_stays_down_where_nobody_did() -> None:
     results = json.loads((RESULTS_DIR / "baselines.json").read_text())
     lines = list(ElementTree.fromstring(plot.draw(results)).iter(f"{SVG}polyline"))
