@@ -14,7 +14,10 @@ __all__ = ["PAGES", "TABLES", "rewritten"]
 
 REPOSITORY = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
-PAGES = tuple(REPOSITORY / page for page in ("README.md", "bench/README.md", "docs/engine.md"))
+PAGES = tuple(
+    REPOSITORY / page
+    for page in ("README.md", "bench/README.md", "docs/engine.md", "docs/gateways.md")
+)
 MARKED = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- /measured -->)", re.DOTALL)
 
 
@@ -324,6 +327,60 @@ def _flag_check() -> str:
     )
 
 
+def _gateways() -> str:
+    results = Results("gateways")
+    rows = []
+    for row in (
+        "infer",
+        "generate",
+        "generate_stream of one response",
+        "generate_stream before its first chunk",
+        "generate_stream between two chunks",
+        "infer in a queue",
+    ):
+        action, _, when = row.partition(" ")
+        of = f"work after the close, {row}, {{}}"
+        rows.append(
+            [
+                f"`{action}` {when}".strip(),
+                results.of(of.format("direct")),
+                results.of(of.format("gateway")),
+                results.of(of.format("gateway"), "p90"),
+            ]
+        )
+    return _table(
+        ["milliseconds", "Triton's HTTP port", "through the gateway", "of these the p90"], rows
+    )
+
+
+def _gateways_cost() -> str:
+    results = Results("gateways")
+
+    def compared(what: str, name: str, unit: str) -> list[str]:
+        direct, gateway = f"{name}, direct", f"{name}, gateway"
+        return [
+            what,
+            f"{results.of(direct)} {unit}",
+            f"{results.of(gateway)} {unit}",
+            results.ratio(gateway, direct),
+        ]
+
+    def spent(what: str, name: str) -> list[str]:
+        return [what, "", f"{results.of(f'CPU of the gateway, {name}')} µs", ""]
+
+    return _table(
+        ["", "Triton's HTTP port", "through the gateway", ""],
+        [
+            compared("`infer` of FP32[1,16], one after another", "infer", "µs"),
+            compared("32 streams, a chunk every 20 ms", "chunks, paced", "chunks/s"),
+            compared("8 streams, chunks without a pause", "chunks, unpaced", "chunks/s"),
+            spent("CPU of the gateway: an `infer`", "infer"),
+            spent("a chunk of those every 20 ms", "a chunk, paced"),
+            spent("a chunk without a pause", "a chunk, unpaced"),
+        ],
+    )
+
+
 def _serving() -> str:
     results = Results("engine")
     rows = []
@@ -403,6 +460,8 @@ def _invariant() -> str:
 
 #: What stands between the marks, by the name in them.
 TABLES: dict[str, Callable[[], str]] = {
+    "gateways": _gateways,
+    "gateways_cost": _gateways_cost,
     "headline": _headline,
     "cost": _cost,
     "latency": _latency,

@@ -1,5 +1,6 @@
 """Tritons that are away, go away and come back, and which of several gets a request."""
 
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from disconnect_watch.backends.triton import Connecting
-from tests.support.net import held_port, wait_until
+from disconnect_watch.backends.infer import InferRequest, InferTensor
+from disconnect_watch.backends.triton import Endpoint, TritonRepository
+from tests.support.loops import LoopRunner
+from tests.support.net import held_port, until, wait_until
 from tests.support.serve import Client
 from tests.support.triton import Gateway, TritonProcess, serving_gateway, triton
 
@@ -92,29 +95,55 @@ def test_a_triton_that_comes_back_is_asked_again() -> None:
             wait_until(lambda: infer(gateway, "identity").status_code == 200)
 
 
-def test_what_could_not_be_sent_goes_to_another(small: TritonProcess) -> None:
-    with triton() as dying:
-        # It is not probed, so that only the request itself finds it away.
-        unasked = Connecting(probe_seconds=1000)
-        with serving_gateway(dying.port, small.port, connecting=unasked) as gateway:
-            dying.kill()
-            for number in range(4):
-                answer = infer(gateway, "identity", f"elsewhere {number}")
-                assert answer.status_code == 200
-                small.wait_for("begin", id=f"elsewhere {number}")
+def test_what_could_not_be_sent_goes_to_another(run: LoopRunner, small: TritonProcess) -> None:
+    async def main() -> None:
+        with triton() as dying:
+            endpoints = [Endpoint("127.0.0.1", port) for port in (dying.port, small.port)]
+            async with TritonRepository(endpoints) as remote:
+                await remote.refresh("inference", "identity", None)
+                gone, there = remote._fleet.upstreams
+                dying.kill()
+                await until(lambda: not gone.is_connected)
+                # As if the news had not come yet; and it is the one with the fewest.
+                gone.is_connected = True
+                there.num_outstanding += 1
+                name = f"elsewhere {id(remote)}"
+                tensor = InferTensor("INPUT0", "FP32", (1,), bytes(4))
+                request = InferRequest(id=name, inputs=[tensor])
+                (response,) = [each async for each in remote.find("identity").infer(request)]
+                assert response.error is None
+                assert not gone.is_connected
+                assert gone.outcomes == {}
+        await until(lambda: small.of("begin", id=name))
+
+    run(main)
 
 
 def test_each_request_goes_to_the_one_with_the_fewest(small: TritonProcess) -> None:
-    with triton() as other, serving_gateway(small.port, other.port) as gateway:
-        clients = [Client(gateway.port) for _ in range(6)]
-        try:
-            for number, client in enumerate(clients):
-                client.post("/v2/models/waits/infer", body_of(f"spread {number}"))
-                wait_until(lambda: num_begun(small, other, f"spread {number}"))  # noqa: B023
-            assert [one.num_outstanding for one in gateway.remote.upstreams()] == [3, 3]
-        finally:
-            for client in clients:
+    with (
+        triton() as other,
+        serving_gateway(small.port, other.port) as gateway,
+        contextlib.ExitStack() as clients,
+    ):
+
+        def outstanding() -> list[int]:
+            return [one.num_outstanding for one in gateway.remote.upstreams()]
+
+        def ask(number: int) -> Client:
+            client = clients.enter_context(Client(gateway.port))
+            client.post("/v2/models/waits/infer", body_of(f"spread {number}"))
+            wait_until(lambda: num_begun(small, other, f"spread {number}"))
+            return client
+
+        first = [ask(number) for number in range(6)]
+        assert outstanding() == [3, 3]
+        for number, client in enumerate(first):
+            if small.of("begin", id=f"spread {number}"):
                 client.sock.close()
+        wait_until(lambda: outstanding() == [0, 3])
+        for number in range(6, 9):
+            ask(number)
+        assert outstanding() == [3, 3]
 
 
 def test_a_model_that_not_all_have_is_asked_where_it_is(small: TritonProcess) -> None:

@@ -42,8 +42,9 @@ class RealTriton:
 
     def events(self, event: str, text: str) -> list[dict[str, Any]]:
         """What a model said of the request with this text; times are seconds since the epoch."""
-        lines = self.log.read_text().splitlines() if self.log.exists() else ()
-        found = map(json.loads, lines)
+        text_ = self.log.read_text() if self.log.exists() else ""
+        # The last line may be half there.
+        found = map(json.loads, text_.split("\n")[:-1])
         return [each for each in found if (each["ev"], each.get("text")) == (event, text)]
 
 
