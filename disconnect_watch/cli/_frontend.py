@@ -179,14 +179,25 @@ def serve_options(
 
 
 def announce(
-    frontend: "Frontend", http: socket.socket, metrics: socket.socket, admin_token: str | None
+    frontend: "Frontend",
+    http: socket.socket,
+    metrics: socket.socket,
+    admin_token: str | None,
+    *,
+    before: str | None = None,
 ) -> None:
-    """Say what is served and where, on standard error and in the log."""
+    """Say what is served and where, on standard error and in the log.
+
+    Args:
+        before: the server that all requests are passed to; None where they are answered here.
+    """
     url = _url(http)
     engines = list(frontend.backends)
     models = frontend.models.index(ready=True) if frontend.models else ()
-    names = [*engines, *sorted({entry.name for entry in models})]
-    if engines:
+    names = [before] if before else [*engines, *sorted({entry.name for entry in models})]
+    if before:
+        example = f"curl {url}/health"
+    elif engines:
         body = json.dumps({"text_input": "The class", "max_tokens": 2000, "temperature": 0.8})
         example = f"curl -N {url}/v2/models/{engines[0]}/generate_stream -d '{body}'"
     elif names:
@@ -199,7 +210,7 @@ def announce(
         file=sys.stderr,
         flush=True,
     )
-    if admin_token is not None:
+    if admin_token is not None and not before:
         # For whoever started it, not for the log, which others read.
         print(f"admin token: {admin_token}", file=sys.stderr, flush=True)
     logging.getLogger("disconnect_watch.server").info(

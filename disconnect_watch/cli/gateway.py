@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from disconnect_watch.cli._app import app, fail, typer
 from disconnect_watch.cli._frontend import (
@@ -42,9 +42,12 @@ __all__ = ["gateway"]
 def gateway(
     *,
     triton: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(help="grpc://HOST:PORT of a Triton, or of several with commas between."),
-    ],
+    ] = None,
+    http: Annotated[
+        str | None, typer.Option(help="http://HOST:PORT of any other server, to be passed to.")
+    ] = None,
     triton_header: Annotated[
         list[str] | None,
         typer.Option(help="NAME=VALUE that goes with every call, once for each."),
@@ -93,29 +96,39 @@ def gateway(
     log_level: LogLevel = LogLevelOption.INFO,
     log_verbose: LogVerbose = 0,
 ) -> None:
-    """Serve the models of Tritons over HTTP, and cancel the calls of clients that leave.
+    """Stand before other servers, and have them notice that a client left.
 
-    The endpoints are those of `serve` and of Triton itself; each request is a gRPC call, whose
-    cancel Triton passes to its model. Until SIGTERM or Ctrl-C.
+    With --triton the endpoints are those of `serve` and of Triton itself; each request is a
+    gRPC call, whose cancel Triton passes to its model. With --http each request goes to the
+    server as it is, and its connection is closed when its client leaves. Until SIGTERM or
+    Ctrl-C.
     """
+    if (triton is None) == (http is None):
+        fail("give one of --triton and --http: what the gateway is to stand before")
+    if http is not None and api_keys is not None:
+        fail("--api-keys go with --triton: a server behind --http looks at its own")
     try:
         keys = KeyRing.read(api_keys, environment=os.environ)
         pem = [file.read_bytes() if file else None for file in (triton_ca, triton_key, triton_cert)]
         with (
-            bind(http_address, http_port) as http,
+            bind(http_address, http_port) as listening,
             bind(http_address, metrics_port) as metrics,
             bind_unix(str(admin_socket)) if admin_socket else contextlib.nullcontext() as admin,
         ):
             try:
-                from disconnect_watch.backends.triton import (
-                    Connecting,
-                    HeaderPassing,
-                    TritonRepository,
-                    parse_endpoints,
-                )
                 from disconnect_watch.server import serve as serve_until_signal
                 from disconnect_watch.server.guard import Gatekeeper
                 from disconnect_watch.server.logs import configure_logging
+
+                if triton is not None:
+                    from disconnect_watch.backends.triton import (
+                        Connecting,
+                        HeaderPassing,
+                        TritonRepository,
+                        parse_endpoints,
+                    )
+                else:
+                    from disconnect_watch.server.reverse_proxy import ReverseProxy
             except ImportError as error:
                 fail(f"{error}; install it with: pip install 'disconnect-watch[gateway]'")
 
@@ -137,20 +150,28 @@ def gateway(
                     http_header_forward_pattern=http_header_forward_pattern,
                     http_restricted_api=http_restricted_api,
                 )
-                endpoints = parse_endpoints(triton)
-                passing = HeaderPassing(
-                    [_header(text) for text in triton_header or ()],
-                    *([pass_headers] if pass_headers is not None else ()),
-                )
-                connecting = Connecting(
-                    max_message_bytes=max_message_bytes,
-                    root_certificates=pem[0],
-                    private_key=pem[1],
-                    certificate=pem[2],
-                    server_name=triton_name,
-                    headers=passing.fixed,
-                    probe_seconds=probe_seconds,
-                )
+                behind: dict[str, Any] = {}
+                if triton is not None:
+                    endpoints = parse_endpoints(triton)
+                    passing = HeaderPassing(
+                        [_header(text) for text in triton_header or ()],
+                        *([pass_headers] if pass_headers is not None else ()),
+                    )
+                    connecting = Connecting(
+                        max_message_bytes=max_message_bytes,
+                        root_certificates=pem[0],
+                        private_key=pem[1],
+                        certificate=pem[2],
+                        server_name=triton_name,
+                        headers=passing.fixed,
+                        probe_seconds=probe_seconds,
+                    )
+                    behind["open_remote"] = lambda: TritonRepository(
+                        endpoints, connecting=connecting, passing=passing
+                    )
+                else:
+                    assert http is not None
+                    behind["open_app"] = ReverseProxy(http).serving
             except re.error as error:
                 fail(f"--pass-headers {pass_headers!r} is no regular expression: {error}")
             except ValueError as error:
@@ -158,15 +179,15 @@ def gateway(
 
             serve_until_signal(
                 None,
-                http=http,
+                http=listening,
                 metrics=metrics,
                 options=options,
-                open_remote=lambda: TritonRepository(
-                    endpoints, connecting=connecting, passing=passing
-                ),
                 gatekeeper=gatekeeper,
                 admin=admin,
-                announce=lambda frontend: announce(frontend, http, metrics, gatekeeper.admin_token),
+                announce=lambda frontend: announce(
+                    frontend, listening, metrics, gatekeeper.admin_token, before=http
+                ),
+                **behind,
             )
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and not error.filename and error.strerror:

@@ -23,6 +23,7 @@ from disconnect_watch.backends.embedder import EmbedderBackend
 from disconnect_watch.backends.models import Models, RemoteModels
 from disconnect_watch.errors import DisconnectWatchError
 from disconnect_watch.ports import listen
+from disconnect_watch.server.access import App
 from disconnect_watch.server.app import create_app, create_metrics_app
 from disconnect_watch.server.cloud import CloudMode
 from disconnect_watch.server.documents import encode
@@ -283,6 +284,7 @@ def make_server(
     watcher: Watcher | None = None,
     gatekeeper: Gatekeeper | None = None,
     announce: Callable[[], None] = lambda: None,
+    app: App | None = None,
 ) -> FrontendServer:
     """The server of the main port, to be run on a loop with ``await server.serve([socket])``.
 
@@ -290,6 +292,7 @@ def make_server(
         watcher: of its connections; None for the process-wide one.
         gatekeeper: see ``create_app``.
         announce: called once requests are taken.
+        app: served in place of the frontend's own application.
     """
     seconds = min(options.disconnect_grace, FOREVER)
     protocol = type(
@@ -307,7 +310,7 @@ def make_server(
     )
     return FrontendServer(
         _config(
-            create_app(frontend, metrics, gatekeeper=gatekeeper, cloud=options.cloud),
+            app or create_app(frontend, metrics, gatekeeper=gatekeeper, cloud=options.cloud),
             protocol,
             options,
         ),
@@ -326,6 +329,7 @@ def serve(
     options: ServeOptions,
     open_models: Callable[[], AbstractAsyncContextManager[Models | None]] = nullcontext,
     open_remote: Callable[[], AbstractAsyncContextManager[RemoteModels | None]] = nullcontext,
+    open_app: Callable[[], AbstractAsyncContextManager[App | None]] = nullcontext,
     gatekeeper: Gatekeeper | None = None,
     admin: socket.socket | None = None,
     store: ResponseStore | None = None,
@@ -338,6 +342,7 @@ def serve(
         http, metrics: from ``bind``; closed at the end.
         open_models: called on the loop for the models that take tensors.
         open_remote: the same, where other servers run them.
+        open_app: the same for an application that is served in place of our own.
         gatekeeper: knows who calls; None needs no keys.
         admin: from ``bind_unix``; whoever connects to it is the admin. Closed at the end.
         store: of responses; None keeps them in memory. Closed at the end.
@@ -365,6 +370,7 @@ def serve(
                     options,
                     open_models,
                     open_remote,
+                    open_app,
                     gatekeeper,
                     admin,
                     store,
@@ -390,6 +396,7 @@ async def _serve(
     options: ServeOptions,
     open_models: Callable[[], AbstractAsyncContextManager[Models | None]],
     open_remote: Callable[[], AbstractAsyncContextManager[RemoteModels | None]],
+    open_app: Callable[[], AbstractAsyncContextManager[App | None]],
     gatekeeper: Gatekeeper | None,
     admin: socket.socket | None,
     store: ResponseStore | None,
@@ -400,6 +407,7 @@ async def _serve(
         if models is not None and options.exit_on_error:
             _require_all(models)
         remote = await others.enter_async_context(open_remote())
+        app = await others.enter_async_context(open_app())
         backends = () if backend is None else (backend,)
         frontend = Frontend(
             *backends,
@@ -430,10 +438,11 @@ async def _serve(
             options,
             gatekeeper=gatekeeper,
             announce=lambda: announce(frontend),
+            app=app,
         )
-        app = create_metrics_app(metrics)
+        scraped = create_metrics_app(metrics)
         await others.enter_async_context(
-            _running(_config(app, NoUpgrades, options), metrics_socket)
+            _running(_config(scraped, NoUpgrades, options), metrics_socket)
         )
         if admin is not None:
             # The same application, with the same ledger, by another door.
