@@ -20,7 +20,7 @@ STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
 	-Wstrict-prototypes -Wmissing-prototypes -Werror -Idisconnect_watch/include
 
 .PHONY: serve test test-py test-all test-c test-programs matrix matrix-proxies matrix-clients matrix-servers abort-matrix stress-core stress-engine sanitize tsan valgrind fuzz mutants conformance test-gateways \
-	lint types fmt build dev bench bench-quick bench-engine bench-gateways gpu test-core test-pythons wheel ci clean
+	lint types fmt build dev bench bench-quick bench-engine bench-frontend bench-gateways gpu test-core test-pythons wheel ci clean
 
 serve: $(VENV)/.serve
 	$(BIN)/disconnect-watch serve --http-port $(PORT) --metrics-port $(METRICS_PORT) \
@@ -157,6 +157,11 @@ bench: $(VENV)/.dev
 bench-engine: $(VENV)/.dev
 	$(BIN)/python -m bench.engine
 	$(BIN)/python -m bench.engine_plot
+
+# A request to the frontend beside uvicorn's own and, if `.ci/triton` has made a venv for it, a real
+# Triton; about 5 minutes on an idle machine.
+bench-frontend: $(VENV)/.dev
+	$(BIN)/python -m bench.frontend
 
 # A real Triton asked at its own HTTP port and through the gateway; some minutes.
 bench-gateways: $(VENV)/.dev .venv-triton/bin/tritonserver

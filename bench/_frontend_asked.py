@@ -4,7 +4,6 @@ import json
 import socket
 import struct
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from bench._frontend_models import NUM_CHUNKS
@@ -20,10 +19,12 @@ class Asked:
 
     Attributes:
         num_parts: of its answer, each of which is what a sample is of.
+        is_for_any: whether its model is one that Triton can load too.
     """
 
     request: bytes
     num_parts: int = 1
+    is_for_any: bool = False
 
 
 def _post(path: str, body: bytes, **headers: int) -> bytes:
@@ -84,9 +85,11 @@ def leaving_request(path: str, name: str, *, seconds: float, first: float) -> by
 #: By name; the models are those of ``_frontend_models``.
 ASKED = {
     "infer, in the server": Asked(infer_request("identity")),
-    "infer, in a worker process": Asked(infer_request("echo")),
+    "infer, in a worker process": Asked(infer_request("echo"), is_for_any=True),
     "a chunk of a stream, in the server": Asked(_stream_request("counter"), NUM_CHUNKS),
-    "a chunk of a stream, in a worker process": Asked(_stream_request("chunks"), NUM_CHUNKS),
+    "a chunk of a stream, in a worker process": Asked(
+        _stream_request("chunks"), NUM_CHUNKS, is_for_any=True
+    ),
 }
 
 
@@ -119,10 +122,3 @@ def _some(sock: socket.socket) -> bytes:
     if not data:
         raise EOFError("the server closed before its reply was complete")
     return data
-
-
-def write_request(folder: Path, name: str, request: bytes) -> Path:
-    """A file with the bytes of a request, for ``bench/c/load.c``."""
-    path = folder / f"{name}.request".replace(" ", "_")
-    path.write_bytes(request)
-    return path

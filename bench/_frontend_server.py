@@ -1,13 +1,14 @@
 """Our frontend, and uvicorn with an application that answers ``{}``, in one process.
 
-    python -m bench._frontend_server [--repository DIR] [--log] [--marks]
+    python -m bench._frontend_server --repository DIR [--log FILE] [--marks]
 
 ``_http_server`` tells how to drive it. The models are the two of the process's own, and
-those of the repository. ``--log`` writes the access log to standard error, as ``serve`` does.
+those of the repository. ``--log`` has what ``serve`` writes to standard error go to a file.
 """
 
 import argparse
 import logging
+import os
 import sys
 from contextlib import AsyncExitStack
 from functools import partial
@@ -54,10 +55,12 @@ async def main(repository: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--repository", type=Path, required=True)
-    parser.add_argument("--log", action="store_true")
+    parser.add_argument("--log", type=Path)
     parser.add_argument("--marks", action="store_true")
     options = parser.parse_args()
-    if options.log:
+    if options.log is not None:
+        with options.log.open("wb") as lines:
+            os.dup2(lines.fileno(), sys.stderr.fileno())
         configure_logging("info")
     else:
         logging.getLogger().addHandler(logging.StreamHandler(sys.stderr))

@@ -72,6 +72,9 @@ class Server(Child):
     Args:
         module: what it runs, to be ordered about as ``_http_server`` is.
         num_reply_bytes: of each of its replies.
+
+    Attributes:
+        ports: of its variants, by their names.
     """
 
     END_LIMIT = 60.0  # under callgrind
@@ -86,7 +89,7 @@ class Server(Child):
     ) -> None:
         self._num_reply_bytes = num_reply_bytes
         super().__init__([*under, sys.executable, "-m", module, *options], text=True, bufsize=1)
-        self._ports: dict[str, int] = json.loads(self._answer())
+        self.ports: dict[str, int] = json.loads(self._answer())
 
     def load(self, variant: str, *, duration: float) -> Round:
         """Keep `NUM_CONNECTIONS` busy for `duration` seconds."""
@@ -110,7 +113,7 @@ class Server(Child):
         self, variant: str, num_connections: int, *, duration_ms: int = 0, num_requests: int = 0
     ) -> tuple[int, int]:
         return run_load(
-            self._ports[variant],
+            self.ports[variant],
             num_connections,
             self._num_reply_bytes,
             duration_ms=duration_ms,
