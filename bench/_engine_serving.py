@@ -30,11 +30,13 @@ class Arrival:
         prompt: token ids.
         num_tokens: it wants.
         leaves_after: seconds from its request to its leave; None if it stays.
+        is_served: False if the token that ends it is work alone, and reaches nobody.
     """
 
     prompt: tuple[int, ...]
     num_tokens: int
     leaves_after: float | None
+    is_served: bool = True
 
 
 @dataclass(slots=True)
@@ -88,8 +90,8 @@ def make_arrivals(
 def oracle_of(arrivals: Sequence[Arrival], served: Served) -> list[Arrival]:
     """The same clients, each of whom wants exactly what it got before it left.
 
-    Who left while its prompt was read has a prompt as long as what was read of it; who left
-    before that never comes.
+    Who left while its prompt was read has a prompt as long as what was read of it, and the token
+    that ends it counts for nothing; who left before that never comes.
     """
     known = []
     for arrival, num_delivered, num_computed in zip(
@@ -98,7 +100,7 @@ def oracle_of(arrivals: Sequence[Arrival], served: Served) -> list[Arrival]:
         if num_delivered:
             known.append(replace(arrival, num_tokens=num_delivered, leaves_after=None))
         elif num_computed:
-            known.append(Arrival(arrival.prompt[:num_computed], 1, None))
+            known.append(Arrival(arrival.prompt[:num_computed], 1, None, is_served=False))
     return known
 
 
@@ -175,7 +177,7 @@ class _Run:
 
     def _take(self, output: RequestOutput) -> None:
         client = self._clients[output.request_id]
-        if not client.token.cancelled:
+        if self._arrivals[client.index].is_served and not client.token.cancelled:
             self.served.num_delivered[client.index] += len(output.token_ids)
         if output.outcome is not None:
             if client.token.cancelled:

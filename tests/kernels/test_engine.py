@@ -65,6 +65,7 @@ def serve(engine: Engine, num_tokens: int, *, seed: int = 0, **more: Any) -> dic
     return {name: tokens_of(outputs) for name, outputs in run_to_end(engine).items()}
 
 
+@pytest.mark.slow
 def test_likeliest_tokens_are_those_of_the_plain_model_whatever_runs_together() -> None:
     engine = make_engine(arithmetic="triton", max_num_batched_tokens=40, num_blocks=48)
     for name, tokens in serve(engine, 5).items():
@@ -72,6 +73,7 @@ def test_likeliest_tokens_are_those_of_the_plain_model_whatever_runs_together() 
     assert engine.stats().arithmetic == "triton, interpreted on a cpu"
 
 
+@pytest.mark.slow
 def test_scores_and_draws_are_those_of_torch() -> None:
     found = {}
     for arithmetic in ("triton", "torch"):

@@ -62,6 +62,12 @@ def test_the_oracle_is_told_what_each_got_before_it_left() -> None:
     ]
 
 
+def test_work_that_reached_nobody_reaches_nobody_with_the_oracle() -> None:
+    known = oracle_of([stays(5), LEAVES_AT_ONCE], Served([5, 0], [23, 11]))
+    served = serve(make_engine(), "oracle", known, num_clients=2)
+    assert served.num_delivered == [5, 0]
+
+
 def test_arrivals_are_the_same_for_the_same_seed() -> None:
     def make(seed: int) -> list[Arrival]:
         return make_arrivals(50, share=0.5, mean_seconds=1, vocab_size=100, seed=seed)
