@@ -45,6 +45,10 @@ class OutputStream(Protocol):
     def __anext__(self) -> Awaitable["RequestOutput"]:
         """Wait for the next output."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the work has its outcome, however much of it was read. Threads: any."""
+
     def close(self) -> None:
         """Abort the request unless its outcome is known. Idempotent."""
 

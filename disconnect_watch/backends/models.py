@@ -49,6 +49,9 @@ class Models(Protocol):
             InferError: there is no such.
         """
 
+    def unheeded(self) -> Sequence[int]:
+        """When requests were cancelled, on ``time.monotonic_ns``, that a model still works on."""
+
     def is_ready(self, *, strict: bool = True) -> bool:
         """Whether requests are served; ``strict`` asks that every model is ready."""
 

@@ -226,6 +226,13 @@ class ModelRepository:
             )
         return [one for one in entries if one.state == "READY"] if ready else entries
 
+    def unheeded(self) -> list[int]:
+        """See ``Models.unheeded``."""
+        models = [
+            version.model for entry in self._entries.values() for version in entry.versions.values()
+        ]
+        return [at for model in models if isinstance(model, PythonModel) for at in model.unheeded()]
+
     def is_ready(self, *, strict: bool = True) -> bool:
         """Whether the server may be called ready.
 

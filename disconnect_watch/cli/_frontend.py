@@ -20,6 +20,7 @@ __all__ = [
     "AllowClientShm",
     "ApiKeys",
     "BoolOption",
+    "CancelBound",
     "DisconnectGrace",
     "Grace",
     "HalfClose",
@@ -118,6 +119,10 @@ RequestTimeout = Annotated[
     float | None,
     typer.Option(min=0, help="Seconds for a request that brings no limit of its own."),
 ]
+CancelBound = Annotated[
+    float,
+    typer.Option(min=0.1, help="Seconds from a cancel to its effect; beyond it, not ready."),
+]
 ApiKeys = Annotated[
     Path | None,
     typer.Option(help="File of hashed API keys, see `key`; without one no key is needed."),
@@ -140,6 +145,7 @@ def serve_options(
     read_timeout: float,
     max_body_bytes: int,
     request_timeout: float | None,
+    cancel_bound: float,
     strict: bool,
     strict_readiness: bool = True,
     allow_client_shm: BoolOption,
@@ -168,6 +174,7 @@ def serve_options(
         frontend=FrontendOptions(
             max_body_bytes=max_body_bytes,
             request_timeout=request_timeout,
+            cancel_bound=cancel_bound,
             strict=strict,
             strict_readiness=strict_readiness,
             allow_client_shm=allow_client_shm is BoolOption.TRUE,

@@ -13,6 +13,7 @@ from disconnect_watch.cli._frontend import (
     AllowClientShm,
     ApiKeys,
     BoolOption,
+    CancelBound,
     DisconnectGrace,
     Grace,
     HalfClose,
@@ -156,6 +157,7 @@ def serve(
     max_body_bytes: MaxBodyBytes = 1 << 26,
     read_timeout: ReadTimeout = 60.0,
     request_timeout: RequestTimeout = None,
+    cancel_bound: CancelBound = 30.0,
     api_keys: ApiKeys = None,
     admin_socket: AdminSocket = None,
     responses_store: Annotated[
@@ -224,6 +226,7 @@ def serve(
                     read_timeout=read_timeout,
                     max_body_bytes=max_body_bytes,
                     request_timeout=request_timeout,
+                    cancel_bound=cancel_bound,
                     strict=strict,
                     strict_readiness=strict_readiness is BoolOption.TRUE,
                     allow_client_shm=allow_client_shm,

@@ -40,6 +40,11 @@ class RequestStream(AsyncIterator[RequestOutput]):
                 self._waiter = None
         return self._outputs.popleft()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the engine is done with it, though not all of it was read. Threads: any."""
+        return self.request.outcome is not None
+
     def close(self) -> None:
         """Abort the request unless its outcome is known; what was not read yet is dropped."""
         if not self._has_ended:

@@ -20,6 +20,7 @@ from disconnect_watch.server.abort import (
 from disconnect_watch.server.access import AccessLog
 from disconnect_watch.server.answers import error_response
 from disconnect_watch.server.cloud import CloudMode
+from disconnect_watch.server.documents import encode
 from disconnect_watch.server.errors import CancelledByPeer, RequestError
 from disconnect_watch.server.frontend import Frontend
 from disconnect_watch.server.generate import generate, generate_stream
@@ -82,6 +83,7 @@ def create_app(
     app = Starlette(
         routes=[
             _route("GET", "/metrics", scrape),
+            _route("GET", "/health", health),
             _route("GET", "/v1/models", list_models),
             _route("GET", "/v1/models/{model:path}", retrieve_model),
             _route("POST", "/v1/completions", completions),
@@ -136,6 +138,22 @@ async def scrape(request: Request) -> Response:
     """All metrics, in Prometheus' text format."""
     metrics: Metrics = request.app.state.metrics
     return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+async def health(request: Request) -> Response:
+    """200 while a request sent now would be served, else 503; and why not."""
+    frontend: Frontend = request.app.state.frontend
+    stats = frontend.stats()
+    status = "ready"
+    if stats.is_draining:
+        status = "shutting down"
+    elif stats.num_overdue:
+        status = "cancels without effect"
+    elif not frontend.is_ready:
+        status = "models not ready"
+    document = {"status": status, "overdue_cancels": stats.num_overdue}
+    code = 200 if status == "ready" else 503
+    return Response(encode(document), code, media_type="application/json")
 
 
 async def root(request: Request) -> Response:

@@ -25,6 +25,7 @@ from disconnect_watch.server.log_settings import LogSettings
 from disconnect_watch.server.openai.responses.service import Responses
 from disconnect_watch.server.openai.responses.store import ResponseStore
 from disconnect_watch.server.options import FrontendOptions
+from disconnect_watch.server.overdue import Overdue
 from disconnect_watch.server.rate import RateLimit
 from disconnect_watch.server.running import Running
 from disconnect_watch.server.strict import counted_as_triton
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from disconnect_watch.engine.outcome import Phase
 
 __all__ = ["Frontend", "FrontendStats"]
+
+#: Seconds that no request takes.
+FOREVER = 1e8
 
 #: Cancels by id that a caller may ask for, each second, and at once.
 ABORT_RATE = 100.0
@@ -51,11 +55,15 @@ class FrontendStats:
         num_live: requests that are being generated.
         num_unacked: those of them that are cancelled and whose outcome is not known yet.
         is_draining: whether no more are taken.
+        num_overdue: cancels that have had no effect within their bound.
+        num_late: cancels that had it, but later than that, since the start.
     """
 
     num_live: int
     num_unacked: int
     is_draining: bool
+    num_overdue: int = 0
+    num_late: int = 0
 
 
 class Frontend:
@@ -101,6 +109,7 @@ class Frontend:
         #: Of cancels by id, for each caller.
         self.abort_limit = RateLimit(ABORT_RATE, burst=ABORT_BURST)
         self._live: set[Running] = set()
+        self._overdue = Overdue(min(self.options.cancel_bound, FOREVER))
         self._is_draining = False
 
     def stats(self) -> FrontendStats:
@@ -109,13 +118,16 @@ class Frontend:
             num_live=len(self._live) + len(self._tokens),
             num_unacked=sum(token.cancelled for token in self._cancellable()),
             is_draining=self._is_draining,
+            num_overdue=self._num_overdue(),
+            num_late=self._overdue.num_late,
         )
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request sent now would be served."""
+        """Whether a request sent now would be served, and cancelled if need be."""
         return (
             not self._is_draining
+            and not self._num_overdue()
             and all(backend.is_ready for backend in self.backends.values())
             and (self.models is None or self.models.is_ready(strict=self.options.strict_readiness))
         )
@@ -154,6 +166,7 @@ class Frontend:
         def abort() -> Awaitable[AbortResult]:
             return backend.abort(work_id)
 
+        time_left = record.time_left(generation.time_limit)
         # The engine may run it before this loop hears that it was queued.
         record.coming.add(abort)
         try:
@@ -163,7 +176,7 @@ class Frontend:
                 generation.params,
                 cancel=record.token,
                 priority=generation.priority,
-                time_limit=record.time_left(generation.time_limit),
+                time_limit=time_left,
             )
         except QueueFullError as error:
             raise OverloadedError(
@@ -180,8 +193,11 @@ class Frontend:
         def end(running: Running, outcome: Outcome | None) -> None:
             self._live.discard(running)
             record.works.discard(running)
-            if outcome is not None:
+            if outcome is None:
+                self._overdue.left(running)
+            else:
                 record.add_outcome(outcome)
+                self._overdue.ended(outcome)
                 if outcome.reason is Reason.DEADLINE:
                     # An engine looks at the time itself.
                     self.ledger.signal(record, Reason.DEADLINE)
@@ -193,6 +209,7 @@ class Frontend:
             prefix=generation.prefix,
             on_first=record.first_output,
             on_end=end,
+            deadline_ns=0 if time_left is None else time.monotonic_ns() + int(time_left * 1e9),
         )
         self._live.add(running)
         record.works.add(running)
@@ -226,6 +243,7 @@ class Frontend:
         self._tokens.discard(record.token)
         if outcome is not None:
             record.add_outcome(outcome)
+            self._overdue.ended(outcome)
             self.outcomes[outcome.kind, outcome.phase] += 1
 
     def begin_drain(self) -> None:
@@ -239,6 +257,10 @@ class Frontend:
             if record.token in tokens:
                 self.ledger.signal(record, reason)
         return sum(token.cancel(reason) for token in tokens)
+
+    def _num_overdue(self) -> int:
+        unheeded = () if self.models is None else self.models.unheeded()
+        return self._overdue.num_overdue(tuple(self._live), tuple(self._tokens), unheeded)
 
     def _cancellable(self) -> Iterator[CancelToken]:
         yield from (running.token for running in self._live)

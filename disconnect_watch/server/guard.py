@@ -64,6 +64,7 @@ _TABLE: tuple[tuple[re.Pattern[str], Access], ...] = tuple(
     (re.compile(pattern), access)
     for pattern, access in (
         (r"/v2(?:/health/(?:live|ready))?", Access.OPEN),
+        (r"/health", Access.OPEN),
         (r"/ping", Access.OPEN),
         (r"/openapi\.json", Access.OPEN),
         # Not /v2/models/stats, which counts everybody's requests.

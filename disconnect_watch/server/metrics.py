@@ -16,6 +16,7 @@ from disconnect_watch.backends.models import UpstreamStats
 from disconnect_watch.backends.statistics import ModelStatistics
 from disconnect_watch.engine import EngineStats, Outcome
 from disconnect_watch.engine.outcome import Phase
+from disconnect_watch.server.frontend import FrontendStats
 from disconnect_watch.server.model_metrics import render_models
 from disconnect_watch.server.upstream_metrics import UpstreamMetrics
 from disconnect_watch.token import Reason
@@ -49,7 +50,7 @@ class Metrics:
     Args:
         engine: reads the engine's counters; None where there is no engine.
         watcher: reads the watcher's.
-        num_unacked: counts the requests that are cancelled and not ended.
+        frontend: counts the requests that are cancelled and not ended.
         models: reads what models that take tensors have done.
         upstreams: reads how the servers behind this one are; None where there are none.
         outcomes: reads how requests ended that no engine worked on, by kind and phase.
@@ -64,7 +65,7 @@ class Metrics:
         *,
         engine: Callable[[], EngineStats] | None,
         watcher: Callable[[], WatcherStats],
-        num_unacked: Callable[[], int],
+        frontend: Callable[[], FrontendStats],
         models: Callable[[], Sequence[ModelStatistics]] = tuple,
         upstreams: Callable[[], Sequence[UpstreamStats]] | None = None,
         outcomes: Callable[[], Outcomes] = dict,
@@ -84,7 +85,7 @@ class Metrics:
             "dw_cancel_to_free_seconds",
             "From the cancel flag being stored to the request's KV blocks being free",
         )
-        self.registry.register(Snapshot(engine, watcher, num_unacked, outcomes, signals))
+        self.registry.register(Snapshot(engine, watcher, frontend, outcomes, signals))
         if upstreams is not None:
             self.registry.register(UpstreamMetrics(upstreams))
 
@@ -118,13 +119,13 @@ class Snapshot(Collector):
         self,
         engine: Callable[[], EngineStats] | None,
         watcher: Callable[[], WatcherStats],
-        num_unacked: Callable[[], int],
+        frontend: Callable[[], FrontendStats],
         outcomes: Callable[[], Outcomes],
         signals: Callable[[], Mapping[Reason, int]],
     ) -> None:
         self._engine = engine
         self._watcher = watcher
-        self._num_unacked = num_unacked
+        self._frontend = frontend
         self._outcomes = outcomes
         self._signals = signals
 
@@ -134,10 +135,21 @@ class Snapshot(Collector):
         yield self._request_metric({} if stats is None else stats.outcomes)
         if stats is not None:
             yield from self._engine_metrics(stats)
+        frontend = self._frontend()
         yield GaugeMetricFamily(
             "dw_unacked_cancels",
             "Requests whose cancel flag is set and whose outcome is not known yet",
-            self._num_unacked(),
+            frontend.num_unacked,
+        )
+        yield GaugeMetricFamily(
+            "dw_overdue_cancels",
+            "Cancels that have had no effect within their bound; the server is not ready",
+            frontend.num_overdue,
+        )
+        yield CounterMetricFamily(
+            "dw_late_cancels_total",
+            "Cancels that had their effect, and had it behind their bound",
+            frontend.num_late,
         )
 
     def _watcher_metrics(self, stats: WatcherStats) -> Iterator[Metric]:

@@ -19,6 +19,8 @@ class FrontendOptions:
         max_body_bytes: of a request, and of what it is when it is decompressed.
         request_timeout: seconds that a request may take which brings no limit of its own; None
             for no limit.
+        cancel_bound: seconds from a cancel to its effect, behind which the server is not ready;
+            infinity for never.
         strict: answer in all as Triton does: what was cancelled is 400 instead of 499 and
             counts as a success, NaN and Infinity are bare words.
         strict_readiness: not ready while a model is not.
@@ -29,6 +31,7 @@ class FrontendOptions:
 
     max_body_bytes: int = 1 << 26
     request_timeout: float | None = None
+    cancel_bound: float = 30.0
     strict: bool = False
     strict_readiness: bool = True
     allow_client_shm: bool = False

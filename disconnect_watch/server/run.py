@@ -422,7 +422,7 @@ async def _serve(
         metrics = Metrics(
             engine=None if backend is None else backend.stats,
             watcher=lambda: default_watcher().stats(),
-            num_unacked=lambda: frontend.stats().num_unacked,
+            frontend=frontend.stats,
             models=frontend.model_statistics,
             upstreams=None if remote is None else remote.upstreams,
             outcomes=lambda: frontend.outcomes,

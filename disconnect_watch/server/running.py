@@ -1,5 +1,6 @@
 """One generation while it runs, as the routes see it."""
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Self
 
@@ -19,6 +20,7 @@ class Running(AsyncIterator[RequestOutput]):
 
     Attributes:
         token: fires when nobody wants it any more.
+        deadline_ns: when its time is over; 0 for never.
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class Running(AsyncIterator[RequestOutput]):
         prefix: str,
         on_first: Callable[[], None],
         on_end: Callable[["Running", Outcome | None], None],
+        deadline_ns: int = 0,
     ) -> None:
         self.token = token
         self._outputs = outputs
@@ -37,6 +40,8 @@ class Running(AsyncIterator[RequestOutput]):
         self._prefix = prefix
         self._on_first = on_first
         self._on_end = on_end
+        self._deadline_ns = deadline_ns
+        self._asked_at_ns = 0
         self._has_begun = False
         self._has_ended = False
 
@@ -59,10 +64,27 @@ class Running(AsyncIterator[RequestOutput]):
 
     async def abort(self) -> AbortResult:
         """Cancel it from elsewhere; returns when its blocks are free. Its outputs tell of it."""
+        self._asked_at_ns = self._asked_at_ns or time.monotonic_ns()
         return await self._abort()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the work has its outcome, read or not."""
+        return self._outputs.is_over
+
+    @property
+    def due_at_ns(self) -> int:
+        """From when on it should have ended, by whatever means; 0 if nobody wants that.
+
+        By its deadline that may be in the future.
+        """
+        by_token = self.token.cancelled_at_ns if self.token.cancelled else 0
+        asked = (by_token, self._asked_at_ns, self._deadline_ns)
+        return min((at_ns for at_ns in asked if at_ns), default=0)
 
     def close(self) -> None:
         """Abort it unless its outcome is known. Idempotent."""
+        self._asked_at_ns = self._asked_at_ns or time.monotonic_ns()
         self._outputs.close()
         self._end(None)
 

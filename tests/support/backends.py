@@ -107,6 +107,10 @@ class Script(AsyncIterator[RequestOutput]):
         self._texts = iter(backend.texts)
         self._is_open = True
 
+    @property
+    def is_over(self) -> bool:
+        return not self._is_open
+
     async def __anext__(self) -> RequestOutput:
         if not self._is_open:
             raise StopAsyncIteration

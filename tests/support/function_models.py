@@ -115,6 +115,9 @@ class ModelTable:
             raise InferError(Code.INVALID_ARG, f"requested model '{name}' is not available")
         return [ModelStatistics(each, "1") for each in self._models if name in (None, each)]
 
+    def unheeded(self) -> Sequence[int]:
+        return ()
+
     def is_ready(self, *, strict: bool = True) -> bool:
         return not strict or all(model.is_ready for model in self._models.values())
 

@@ -108,7 +108,7 @@ def metrics_of(frontend: Frontend, watcher: Watcher | None = None) -> Metrics:
     return Metrics(
         engine=engine.stats if engine is not None else None,
         watcher=lambda: nothing if watcher is None else watcher.stats(),
-        num_unacked=lambda: frontend.stats().num_unacked,
+        frontend=frontend.stats,
         models=frontend.model_statistics,
         outcomes=lambda: frontend.outcomes,
         signals=lambda: frontend.ledger.signals,
@@ -223,13 +223,16 @@ def serving_engine(
     embedder: EmbedderBackend | None = None,
     store: ResponseStore | None = None,
     repository: Path | None = None,
+    cancel_bound: float = 30.0,
 ) -> Iterator[Serving]:
     """The frontend with a watcher of its own, as ``serve`` puts it together."""
     watcher = Watcher()
     backend = EngineBackend(
         engine, name="tiny", chat_template=ChatTemplate.from_pretrained(DEFAULT_MODEL)
     )
-    options = FrontendOptions(max_body_bytes=max_body_bytes, request_timeout=request_timeout)
+    options = FrontendOptions(
+        max_body_bytes=max_body_bytes, request_timeout=request_timeout, cancel_bound=cancel_bound
+    )
     frontend = Frontend(backend, embedder=embedder, options=options, store=store)
     gatekeeper = Gatekeeper(keys)
     metrics = metrics_of(frontend, watcher)

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from disconnect_watch.engine import EngineStats, Outcome, SamplingParams
 from disconnect_watch.server import Frontend, Metrics, create_metrics_app
 from disconnect_watch.server.access import RequestRecord
+from disconnect_watch.server.frontend import FrontendStats
 from disconnect_watch.server.generation import Generation
 from disconnect_watch.token import CancelToken, Reason
 from disconnect_watch.watcher import Watcher, WatcherStats
@@ -29,6 +30,8 @@ NAMES = {
     "dw_stale_events",
     "dw_blind_connections",
     "dw_unacked_cancels",
+    "dw_overdue_cancels",
+    "dw_late_cancels",
 }
 
 
@@ -104,7 +107,13 @@ def test_counters_are_the_engines_own(watcher_stats: WatcherStats) -> None:
         num_stale_events=6,
         num_signals={**watcher_stats.num_signals, Reason.RESET: 8},
     )
-    found = samples(Metrics(engine=lambda: stats, watcher=lambda: watched, num_unacked=lambda: 7))
+    found = samples(
+        Metrics(
+            engine=lambda: stats,
+            watcher=lambda: watched,
+            frontend=lambda: FrontendStats(0, 7, False, 2, 5),
+        )
+    )
     assert found['dw_requests_total{outcome="finished",phase="decode"}'] == 4
     assert found['dw_requests_total{outcome="cancelled",phase="decode"}'] == 2
     assert found['dw_requests_total{outcome="cancelled",phase="waiting"}'] == 0
@@ -123,6 +132,7 @@ def test_counters_are_the_engines_own(watcher_stats: WatcherStats) -> None:
     assert found["dw_stale_events_total"] == 6
     assert found['dw_signals_total{source="reset"}'] == 8
     assert found["dw_unacked_cancels"] == 7
+    assert (found["dw_overdue_cancels"], found["dw_late_cancels_total"]) == (2, 5)
 
 
 def test_outcomes_and_signals_of_all_kinds_of_work_are_summed(watcher_stats: WatcherStats) -> None:
@@ -135,7 +145,7 @@ def test_outcomes_and_signals_of_all_kinds_of_work_are_summed(watcher_stats: Wat
             Metrics(
                 engine=engine,
                 watcher=lambda: watched,
-                num_unacked=lambda: 0,
+                frontend=lambda: FrontendStats(0, 0, False),
                 outcomes=lambda: {("cancelled", "waiting"): 3, ("finished", None): 1},
                 signals=lambda: {Reason.DEADLINE: 2, Reason.ABORTED: 1},
             )

@@ -133,6 +133,11 @@ class Instance:
         """Whether a batch given now would be begun now."""
         return self._is_ready and not self._batch and not self._is_closing
 
+    def unheeded(self) -> list[int]:
+        """When requests were cancelled that the process still works on."""
+        tokens = (pending.request.cancel for pending in tuple(self._in_flight.values()))
+        return [token.cancelled_at_ns for token in tokens if token.cancelled]
+
     @property
     def num_in_flight(self) -> int:
         """Requests that the process has, cancelled ones included."""

@@ -219,6 +219,10 @@ class PythonModel:
         """Requests that have no outcome yet, and those cancelled that a process still has."""
         return len(self._live) + sum(instance.num_in_flight for instance in self._instances)
 
+    def unheeded(self) -> list[int]:
+        """When requests were cancelled that a process still works on."""
+        return [at for instance in self._instances for at in instance.unheeded()]
+
     def labels(self, output: str) -> Sequence[str]:
         """The names of the classes of an output."""
         return self._labels.get(output, ())

@@ -113,6 +113,10 @@ class TritonRepository:
                     merged[entry.name, entry.version] = entry
         return [entry for entry in merged.values() if not ready or entry.state == "READY"]
 
+    def unheeded(self) -> Sequence[int]:
+        """None: what its models do with a cancel, a Triton does not tell."""
+        return ()
+
     def is_ready(self, *, strict: bool = True) -> bool:
         """Whether a Triton says that it is; ``strict`` is its own option."""
         return any(upstream.is_ready for upstream in self._fleet.upstreams)
