@@ -6,6 +6,7 @@ from typing import Self
 from urllib.parse import quote
 
 from disconnect_watch.backends.base import Tensor
+from disconnect_watch.backends.model_config import ENGINE
 from disconnect_watch.engine import (
     DEFAULT_MODEL,
     AbortResult,
@@ -55,8 +56,7 @@ class EngineBackend:
         chat_template: of the model; None refuses chats.
     """
 
-    version = "1"
-    platform = "disconnect_watch_engine"
+    platform = ENGINE
     inputs = INPUTS
     outputs = OUTPUTS
 
@@ -64,6 +64,7 @@ class EngineBackend:
         self, engine: Engine, *, name: str, chat_template: ChatTemplate | None = None
     ) -> None:
         self.name = name
+        self.version = "1"
         self.chat_template = chat_template
         self.engine = engine
         # Replaced as a whole, so that the engine's thread may read it at any time.

@@ -31,7 +31,7 @@ from disconnect_watch.engine import Outcome, RequestOutput, SamplingParams
 from disconnect_watch.engine.errors import EngineClosedError, QueueFullError
 from disconnect_watch.token import Reason
 
-__all__ = ["EngineModel"]
+__all__ = ["EngineModel", "config_of"]
 
 
 class EngineModel:
@@ -48,7 +48,7 @@ class EngineModel:
         self.version = backend.version
         self.inputs: Sequence[Tensor] = backend.inputs
         self.outputs: Sequence[Tensor] = backend.outputs
-        self.config = _config_of(backend)
+        self.config = config_of(backend)
         self.statistics = ModelStatistics(self.name, self.version)
         self._tally = Tally(self.statistics)
         self._validator = Validator(self.config)
@@ -151,7 +151,7 @@ def _raise_unless_finished(outcome: Outcome, request: InferRequest) -> None:
         raise InferError(Code.INTERNAL, outcome.error or "the model failed")
 
 
-def _config_of(backend: Backend) -> Any:
+def config_of(backend: Backend) -> Any:
     """A configuration that says what the backend takes and computes by, as a client reads it."""
     stats = backend.stats()
     document = {

@@ -16,6 +16,7 @@ from disconnect_watch.backends.schema import model_config_class
 from disconnect_watch.backends.unsupported import refused
 
 __all__ = [
+    "ENGINE",
     "ConfigError",
     "check",
     "complete",
@@ -27,6 +28,9 @@ __all__ = [
     "parameters_of",
     "read_config",
 ]
+
+#: The backend of models that our own engine runs.
+ENGINE = "disconnect_watch_engine"
 
 #: In microseconds, as Triton's default for a sequence that says nothing.
 MAX_SEQUENCE_IDLE_US = 1_000_000
@@ -144,10 +148,10 @@ def check(config: Any, name: str) -> None:
         )
     if config.max_batch_size < 0:
         raise ConfigError(f"'max_batch_size' must be non-negative value for {name}")
-    if config.platform != "ensemble" and config.backend != "python":
+    if config.platform != "ensemble" and config.backend not in ("python", ENGINE):
         raise ConfigError(
             f"model '{name}' is for the backend '{config.backend or config.platform}', "
-            "here 'python' and ensembles are run"
+            f"here 'python', '{ENGINE}' and ensembles are run"
         )
     for what, tensors in (("input", config.input), ("output", config.output)):
         names: set[str] = set()

@@ -17,11 +17,18 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from disconnect_watch.backends.engines import EngineTable
 from disconnect_watch.backends.ensemble import EnsembleModel
 from disconnect_watch.backends.infer import Code, InferError, ServedModel
-from disconnect_watch.backends.model_config import ConfigError, check, complete, read_config
+from disconnect_watch.backends.model_config import (
+    ENGINE,
+    ConfigError,
+    check,
+    complete,
+    read_config,
+)
 from disconnect_watch.backends.overrides import Overrides
 from disconnect_watch.backends.python_model.calls import CallServer
 from disconnect_watch.backends.python_model.instance import LoadError
@@ -29,6 +36,9 @@ from disconnect_watch.backends.python_model.model import PythonModel
 from disconnect_watch.backends.statistics import IndexEntry, ModelStatistics
 from disconnect_watch.backends.sweeper import Sweeper
 from disconnect_watch.backends.versions import choose_versions, versions_in
+
+if TYPE_CHECKING:
+    from disconnect_watch.engine import EngineConfig
 
 __all__ = ["MODES", "ManagedModel", "ModelRepository"]
 
@@ -41,7 +51,9 @@ MODES = ("none", "explicit", "poll")
 class ManagedModel(ServedModel, Protocol):
     """A model that a repository loads and unloads."""
 
-    statistics: ModelStatistics
+    @property
+    def statistics(self) -> ModelStatistics:
+        """What it has done up to now."""
 
     async def load(self, *, auto_complete: bool = True) -> None:
         """Make it ready."""
@@ -93,6 +105,8 @@ class ModelRepository:
         auto_complete: whether models may complete their configuration.
         kill_after: seconds, see ``PythonModel``.
         grace: seconds that requests have to end when their model is unloaded.
+        engines: where models that our own engine runs stand for ``generate`` and ``/v1``.
+        engine_config: of these, but for what their parameters say.
 
     Threads: the loop's on which it was made.
 
@@ -109,6 +123,8 @@ class ModelRepository:
         auto_complete: bool = True,
         kill_after: float | None = None,
         grace: float = 30.0,
+        engines: EngineTable | None = None,
+        engine_config: "EngineConfig | None" = None,
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"model control mode '{mode}', it must be one of {', '.join(MODES)}")
@@ -124,6 +140,8 @@ class ModelRepository:
         self._auto_complete = auto_complete
         self._kill_after = kill_after
         self._grace = grace
+        self._engines = EngineTable() if engines is None else engines
+        self._engine_config = engine_config
         self._entries: dict[str, _Entry] = {}
         self._added: dict[str, ServedModel] = {}
         self._sweeper = Sweeper(asyncio.get_running_loop())
@@ -417,6 +435,11 @@ class ModelRepository:
                 wanted = choose_versions(config.version_policy, versions_in(directory))
                 if not wanted:
                     raise ConfigError(f"at least one version must be available under {directory}")
+                if config.backend == ENGINE and len(wanted) > 1:
+                    raise ConfigError(
+                        f"model '{name}' has the versions {wanted} by its policy, an engine is "
+                        "served in one version: leave out version_policy"
+                    )
                 await self._load_steps(config, (*within, name))
             except (ConfigError, OSError) as error:
                 _logger.error("model '%s' can't be loaded: %s", name, str(error))
@@ -478,6 +501,17 @@ class ModelRepository:
     def _make(self, config: Any, directory: Path, number: int) -> ManagedModel:
         if config.platform == "ensemble":
             return EnsembleModel(config, directory, number, sweeper=self._sweeper, find=self.find)
+        if config.backend == ENGINE:
+            # Not before one is wanted: it brings torch.
+            from disconnect_watch.backends.repository_engine import RepositoryEngine
+
+            return RepositoryEngine(
+                config,
+                directory,
+                number,
+                engines=self._engines,
+                engine_config=self._engine_config,
+            )
         return PythonModel(
             config,
             directory,

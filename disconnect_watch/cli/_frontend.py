@@ -201,7 +201,8 @@ def announce(
     url = _url(http)
     engines = list(frontend.backends)
     models = frontend.models.index(ready=True) if frontend.models else ()
-    names = [before] if before else [*engines, *sorted({entry.name for entry in models})]
+    others = sorted({entry.name for entry in models} - set(engines))
+    names = [before] if before else [*engines, *others]
     if before:
         example = f"curl {url}/health"
     elif engines:

@@ -198,6 +198,7 @@ def serve(
             try:
                 from disconnect_watch.backends.embedder import EmbedderBackend
                 from disconnect_watch.backends.engine import EngineBackend
+                from disconnect_watch.backends.engines import EngineTable
                 from disconnect_watch.backends.repository import ModelRepository
                 from disconnect_watch.engine import DEFAULT_MODEL, CheckpointError, EngineConfig
                 from disconnect_watch.server import serve as serve_until_signal
@@ -235,17 +236,19 @@ def serve(
                     cloud=cloud,
                     exit_on_error=exit_on_error is BoolOption.TRUE,
                 )
+                engine_config = EngineConfig(
+                    max_queue=max_queue,
+                    max_num_seqs=max_num_seqs,
+                    max_num_batched_tokens=max(512, max_num_seqs),
+                    arithmetic=arithmetic.value,
+                )
+                engines = EngineTable()
                 backend = None
                 if model or not model_repository:
                     backend = EngineBackend.from_pretrained(
                         model or DEFAULT_MODEL,
                         name=model_name,
-                        config=EngineConfig(
-                            max_queue=max_queue,
-                            max_num_seqs=max_num_seqs,
-                            max_num_batched_tokens=max(512, max_num_seqs),
-                            arithmetic=arithmetic.value,
-                        ),
+                        config=engine_config,
                         chat_template=chat_template,
                     )
                 embedder = (
@@ -265,6 +268,8 @@ def serve(
                     auto_complete=not disable_auto_complete_config,
                     kill_after=kill_after,
                     grace=grace,
+                    engines=engines,
+                    engine_config=engine_config,
                 )
 
             try:
@@ -278,6 +283,7 @@ def serve(
                     gatekeeper=gatekeeper,
                     admin=admin,
                     store=store,
+                    engines=engines,
                     announce=lambda frontend: announce(
                         frontend, http, metrics, gatekeeper.admin_token
                     ),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from disconnect_watch.backends import Backend
+from disconnect_watch.backends.engines import EngineTable
 from disconnect_watch.backends.models import Models, RemoteModels
 from disconnect_watch.backends.statistics import ModelStatistics
 from disconnect_watch.engine import AbortResult, Outcome
@@ -74,6 +75,7 @@ class Frontend:
         models: those that take tensors, if any.
         embedder: makes vectors of texts, if any.
         remote: the same, where other servers run them.
+        engines: those of a repository, which come and go; ``backends`` join them.
         options: None for the defaults.
         store: of responses, closed with ``responses``; None keeps them in memory.
 
@@ -86,11 +88,14 @@ class Frontend:
         models: Models | None = None,
         embedder: "EmbedderBackend | None" = None,
         remote: RemoteModels | None = None,
+        engines: EngineTable | None = None,
         options: FrontendOptions | None = None,
         store: ResponseStore | None = None,
     ) -> None:
         self.embedder = embedder
-        self.backends = {backend.name: backend for backend in backends}
+        self.backends = EngineTable() if engines is None else engines
+        for backend in backends:
+            self.backends.add(backend)
         self.models = models if remote is None else remote
         self.remote = remote
         self.options = options or FrontendOptions()

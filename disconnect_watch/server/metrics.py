@@ -63,7 +63,7 @@ class Metrics:
     def __init__(
         self,
         *,
-        engine: Callable[[], EngineStats] | None,
+        engine: Callable[[], EngineStats | None] | None,
         watcher: Callable[[], WatcherStats],
         frontend: Callable[[], FrontendStats],
         models: Callable[[], Sequence[ModelStatistics]] = tuple,
@@ -117,7 +117,7 @@ class Snapshot(Collector):
 
     def __init__(
         self,
-        engine: Callable[[], EngineStats] | None,
+        engine: Callable[[], EngineStats | None] | None,
         watcher: Callable[[], WatcherStats],
         frontend: Callable[[], FrontendStats],
         outcomes: Callable[[], Outcomes],

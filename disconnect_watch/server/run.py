@@ -20,6 +20,7 @@ from disconnect_watch.adapters.uvicorn import HalfClose, HttpTools
 from disconnect_watch.aio import grace
 from disconnect_watch.backends import Backend
 from disconnect_watch.backends.embedder import EmbedderBackend
+from disconnect_watch.backends.engines import EngineTable
 from disconnect_watch.backends.models import Models, RemoteModels
 from disconnect_watch.errors import DisconnectWatchError
 from disconnect_watch.ports import listen
@@ -333,6 +334,7 @@ def serve(
     gatekeeper: Gatekeeper | None = None,
     admin: socket.socket | None = None,
     store: ResponseStore | None = None,
+    engines: EngineTable | None = None,
     announce: Callable[[Frontend], None] = lambda _: None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; returns after an orderly end.
@@ -346,6 +348,7 @@ def serve(
         gatekeeper: knows who calls; None needs no keys.
         admin: from ``bind_unix``; whoever connects to it is the admin. Closed at the end.
         store: of responses; None keeps them in memory. Closed at the end.
+        engines: where those of ``open_models`` stand.
         announce: called once requests are taken.
 
     Raises:
@@ -374,6 +377,7 @@ def serve(
                     gatekeeper,
                     admin,
                     store,
+                    engines,
                     announce,
                 )
             )
@@ -400,6 +404,7 @@ async def _serve(
     gatekeeper: Gatekeeper | None,
     admin: socket.socket | None,
     store: ResponseStore | None,
+    engines: EngineTable | None,
     announce: Callable[[Frontend], None],
 ) -> None:
     async with AsyncExitStack() as others:
@@ -414,13 +419,14 @@ async def _serve(
             models=models,
             embedder=embedder,
             remote=remote,
+            engines=engines,
             options=options.frontend,
             store=store,
         )
         others.push_async_callback(frontend.responses.close)
         others.callback(frontend.memory.close)
         metrics = Metrics(
-            engine=None if backend is None else backend.stats,
+            engine=frontend.backends.stats,
             watcher=lambda: default_watcher().stats(),
             frontend=frontend.stats,
             models=frontend.model_statistics,
@@ -428,8 +434,7 @@ async def _serve(
             outcomes=lambda: frontend.outcomes,
             signals=lambda: frontend.ledger.signals,
         )
-        if backend is not None:
-            backend.listen(metrics.observe)
+        frontend.backends.listen(metrics.observe)
         for handler in logging.getLogger().handlers:
             handler.addFilter(frontend.log_settings)
         server = make_server(

@@ -4,9 +4,10 @@ import importlib.metadata
 from collections.abc import Sequence
 
 from disconnect_watch.backends import Tensor
+from disconnect_watch.backends.engine_model import config_of
 from disconnect_watch.backends.infer import InferError
 from disconnect_watch.backends.model_config import config_document
-from disconnect_watch.server.errors import ModelNotFoundError, ProtocolError, UnsupportedError
+from disconnect_watch.server.errors import ModelNotFoundError, ProtocolError
 from disconnect_watch.server.v2.call import Answer, Call, json_answer
 from disconnect_watch.server.v2.models import engine_of, find_model
 
@@ -87,7 +88,7 @@ async def model_ready(call: Call) -> Answer:
 async def config(call: Call) -> Answer:
     """A model's configuration, with all that was filled in."""
     if (engine := engine_of(call)) is not None:
-        raise UnsupportedError(f"model '{engine.name}' is an engine and has no configuration")
+        return json_answer(config_document(config_of(engine)))
     return json_answer(config_document(find_model(call).config))
 
 

@@ -3,9 +3,10 @@
 from disconnect_watch.backends import Backend
 from disconnect_watch.backends.infer import ServedModel
 from disconnect_watch.server.errors import ModelNotFoundError, UnsupportedError
+from disconnect_watch.server.frontend import Frontend
 from disconnect_watch.server.v2.call import Call
 
-__all__ = ["engine_of", "find_model"]
+__all__ = ["engine_of", "find_model", "is_of_repository"]
 
 
 def engine_of(call: Call) -> Backend | None:
@@ -19,6 +20,12 @@ def engine_of(call: Call) -> Backend | None:
     if name not in call.frontend.backends:
         return None
     return call.frontend.find(name, version)
+
+
+def is_of_repository(frontend: Frontend, name: str) -> bool:
+    """Whether a repository holds the model of that name."""
+    models = frontend.models
+    return models is not None and any(entry.name == name for entry in models.index())
 
 
 def find_model(call: Call) -> ServedModel:

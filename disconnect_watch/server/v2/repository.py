@@ -11,6 +11,7 @@ from disconnect_watch.server.errors import (
 )
 from disconnect_watch.server.v2.call import Answer, Call, json_answer
 from disconnect_watch.server.v2.fields import as_object, as_string
+from disconnect_watch.server.v2.models import is_of_repository
 
 __all__ = ["index", "load", "unload"]
 
@@ -27,7 +28,7 @@ async def index(call: Call) -> Answer:
         if engine.is_ready
         else {"name": engine.name, "version": engine.version, "state": "UNAVAILABLE"}
         for engine in frontend.backends.values()
-        if engine.is_ready or not ready
+        if (engine.is_ready or not ready) and not is_of_repository(frontend, engine.name)
     ]
     for entry in frontend.models.index(ready=ready) if frontend.models else ():
         line = {"name": entry.name}
@@ -73,6 +74,9 @@ def _name(call: Call) -> str:
 def _models(call: Call) -> Any:
     if call.path["repository"] is not None:
         raise UnsupportedError("'repository_name' specification is not supported")
-    if call.frontend.models is None or _name(call) in call.frontend.backends:
+    frontend, name = call.frontend, _name(call)
+    if frontend.models is None or (
+        name in frontend.backends and not is_of_repository(frontend, name)
+    ):
         raise OverloadedError("explicit model load / unload is not allowed if polling is enabled")
-    return call.frontend.models
+    return frontend.models

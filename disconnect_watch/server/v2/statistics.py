@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from disconnect_watch.backends import Backend
+from disconnect_watch.backends.engine_counts import engine_statistics
 from disconnect_watch.backends.statistics import (
     BatchStatistics,
     Duration,
@@ -21,8 +21,10 @@ __all__ = ["all_statistics", "model_statistics"]
 async def all_statistics(call: Call) -> Answer:
     """Of every version of every model."""
     frontend = call.frontend
-    of_models = frontend.models.statistics() if frontend.models else ()
-    of_engines = map(_engine_statistics, frontend.backends.values())
+    of_engines = map(engine_statistics, frontend.backends.values())
+    found = frontend.models.statistics() if frontend.models else ()
+    # An engine of a repository is both.
+    of_models = (each for each in found if each.name not in frontend.backends)
     return _answer(call, (*of_models, *of_engines))
 
 
@@ -36,34 +38,11 @@ async def model_statistics(call: Call) -> Answer:
             f"requested model version is not available for model '{name}'"
         ) from None
     if engine is not None:
-        return _answer(call, [_engine_statistics(engine)])
+        return _answer(call, [engine_statistics(engine)])
     models = call.frontend.models
     if models is None:
         raise ProtocolError(f"requested model '{name}' is not available")
     return _answer(call, models.statistics(name, call.path["version"]))
-
-
-def _engine_statistics(engine: Backend) -> ModelStatistics:
-    """What of an engine's counters has a place here; times are in its metrics alone."""
-    statistics = ModelStatistics(engine.name, engine.version)
-    stats = engine.stats()
-    statistics.execution_count = stats.num_steps
-    statistics.num_pending = stats.num_waiting
-    for (kind, _), count in stats.outcomes.items():
-        if kind == "finished":
-            statistics.success.count += count
-        elif kind == "cancelled":
-            statistics.cancel.count += count
-        else:
-            statistics.fail.count += count
-    statistics.inference_count = statistics.queue.count = statistics.success.count
-    for computed in (
-        statistics.compute_input,
-        statistics.compute_infer,
-        statistics.compute_output,
-    ):
-        computed.count = statistics.success.count
-    return statistics
 
 
 def _answer(call: Call, statistics: Iterable[ModelStatistics]) -> Answer:
