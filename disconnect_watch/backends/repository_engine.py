@@ -158,7 +158,7 @@ class RepositoryEngine:
             await asyncio.sleep(TICK)
 
     async def close(self, grace: float = 5.0) -> None:
-        """Cancel what is left, and end the engine, which ``drain`` took from the table. Idempotent."""
+        """Cancel what is left, and end the engine; ``drain`` took it off the table. Idempotent."""
         backend = self._backend
         if backend is not None:
             await asyncio.to_thread(backend.close)

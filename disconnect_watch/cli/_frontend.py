@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from disconnect_watch.cli._app import fail, typer
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
     from disconnect_watch.server import Frontend, ServeOptions
 
 __all__ = [
@@ -134,6 +136,15 @@ LogVerbose = Annotated[
 ]
 
 
+TraceConfig = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="As Triton's: mode=opentelemetry, opentelemetry,url=URL, "
+        "opentelemetry,resource=NAME=VALUE, rate=N; once for each."
+    ),
+]
+
+
 def serve_options(
     *,
     grace: float,
@@ -151,6 +162,7 @@ def serve_options(
     allow_client_shm: BoolOption,
     http_header_forward_pattern: str | None,
     http_restricted_api: list[str] | None,
+    trace_config: list[str] | None,
     **others: Any,
 ) -> "ServeOptions":
     """The options as the server takes them.
@@ -181,8 +193,17 @@ def serve_options(
             header_forward_pattern=_pattern(http_header_forward_pattern),
             restrictions=parse_restrictions(http_restricted_api or ()),
         ),
+        tracing=_tracing(trace_config) if trace_config else None,
         **others,
     )
+
+
+def _tracing(settings: list[str]) -> "TracerProvider | None":
+    try:
+        from disconnect_watch.server.spans import tracer_provider
+    except ImportError as error:
+        fail(f"{error}; install it with: pip install 'disconnect-watch[otel]'")
+    return tracer_provider(settings)
 
 
 def announce(

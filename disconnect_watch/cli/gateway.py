@@ -28,6 +28,7 @@ from disconnect_watch.cli._frontend import (
     RequestTimeout,
     RestrictedApi,
     Strict,
+    TraceConfig,
     Unblind,
     VanishAfter,
     announce,
@@ -80,6 +81,7 @@ def gateway(
     http_port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     metrics_port: MetricsPort = 8002,
     http_restricted_api: RestrictedApi = None,
+    trace_config: TraceConfig = None,
     http_header_forward_pattern: HeaderForwardPattern = None,
     allow_client_shm: AllowClientShm = BoolOption.FALSE,
     strict: Strict = False,
@@ -152,6 +154,7 @@ def gateway(
                     allow_client_shm=allow_client_shm,
                     http_header_forward_pattern=http_header_forward_pattern,
                     http_restricted_api=http_restricted_api,
+                    trace_config=trace_config,
                 )
                 behind: dict[str, Any] = {}
                 if triton is not None:

@@ -29,6 +29,7 @@ from disconnect_watch.cli._frontend import (
     RequestTimeout,
     RestrictedApi,
     Strict,
+    TraceConfig,
     Unblind,
     VanishAfter,
     announce,
@@ -124,6 +125,7 @@ def serve(
     ] = None,
     metrics_port: MetricsPort = 8002,
     http_restricted_api: RestrictedApi = None,
+    trace_config: TraceConfig = None,
     http_header_forward_pattern: HeaderForwardPattern = None,
     allow_client_shm: AllowClientShm = BoolOption.FALSE,
     allow_sagemaker: Annotated[
@@ -233,6 +235,7 @@ def serve(
                     allow_client_shm=allow_client_shm,
                     http_header_forward_pattern=http_header_forward_pattern,
                     http_restricted_api=http_restricted_api,
+                    trace_config=trace_config,
                     cloud=cloud,
                     exit_on_error=exit_on_error is BoolOption.TRUE,
                 )

@@ -1,6 +1,7 @@
 """The application: routes, and what becomes of an error."""
 
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
@@ -17,7 +18,7 @@ from disconnect_watch.server.abort import (
     cancel_many,
     cancel_one,
 )
-from disconnect_watch.server.access import AccessLog
+from disconnect_watch.server.access import AccessLog, App
 from disconnect_watch.server.answers import error_response
 from disconnect_watch.server.cloud import CloudMode
 from disconnect_watch.server.documents import encode
@@ -40,6 +41,9 @@ from disconnect_watch.server.openai.responses.routes import (
 )
 from disconnect_watch.server.tracking import Tracking
 from disconnect_watch.server.v2.routes import V2
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 __all__ = ["create_app", "create_metrics_app"]
 
@@ -70,12 +74,14 @@ def create_app(
     *,
     gatekeeper: Gatekeeper | None = None,
     cloud: CloudMode | None = None,
+    tracing: "TracerProvider | None" = None,
 ) -> AccessLog:
     """The HTTP frontend as an ASGI application.
 
     Args:
         gatekeeper: knows who calls; None needs no keys, and has an admin's token of its own.
         cloud: whose paths are served instead of our own.
+        tracing: makes a span of each request, see ``spans``.
 
     Run it under ``adapters.uvicorn.HttpTools``: the cancel tokens come from there, and
     without them a client that leaves is not noticed.
@@ -120,8 +126,14 @@ def create_app(
     app.state.frontend = frontend
     app.state.metrics = metrics
     tracked = Tracking(V2(app, frontend), frontend.ledger, timeout=frontend.options.request_timeout)
-    guarded = Guard(tracked, gatekeeper or Gatekeeper())
-    return AccessLog(guarded if cloud is None else cloud.wrap(guarded))
+    guarded: App = Guard(tracked, gatekeeper or Gatekeeper())
+    if cloud is not None:
+        guarded = cloud.wrap(guarded)
+    if tracing is not None:
+        from disconnect_watch.server.spans import Spans
+
+        guarded = Spans(guarded, tracing)
+    return AccessLog(guarded)
 
 
 def create_metrics_app(metrics: Metrics) -> ASGIApp:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import uvicorn
 import uvloop
@@ -35,6 +35,9 @@ from disconnect_watch.server.openai.responses.store import ResponseStore
 from disconnect_watch.server.options import FrontendOptions
 from disconnect_watch.server.slow import Arrivals
 from disconnect_watch.watcher import Watcher, default_watcher
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 __all__ = [
     "FrontendProtocol",
@@ -86,6 +89,7 @@ class ServeOptions:
         frontend: what it allows, and how it answers.
         exit_on_error: do not serve if a model can't be loaded.
         cloud: whose paths are served instead of our own.
+        tracing: makes a span of each request; shut down at the end.
     """
 
     grace: float = 5.0
@@ -98,6 +102,7 @@ class ServeOptions:
     frontend: FrontendOptions = field(default_factory=FrontendOptions)
     exit_on_error: bool = True
     cloud: CloudMode | None = None
+    tracing: "TracerProvider | None" = None
 
 
 class ModelsFailedError(DisconnectWatchError):
@@ -311,7 +316,14 @@ def make_server(
     )
     return FrontendServer(
         _config(
-            app or create_app(frontend, metrics, gatekeeper=gatekeeper, cloud=options.cloud),
+            app
+            or create_app(
+                frontend,
+                metrics,
+                gatekeeper=gatekeeper,
+                cloud=options.cloud,
+                tracing=options.tracing,
+            ),
             protocol,
             options,
         ),
@@ -390,6 +402,8 @@ def serve(
         metrics.close()
         if admin is not None:
             admin.close()
+        if options.tracing is not None:
+            options.tracing.shutdown()
 
 
 async def _serve(

@@ -96,7 +96,7 @@ def test_a_client_that_leaves_ends_the_engines_work(server: Process) -> None:
         wait_until(lambda: running_requests(server) == 0, PATIENCE)
     after = ask(server, "/v2/models/llm/stats")["model_stats"][0]["inference_stats"]["fail"]
     assert after["count"] == before["count"] + 2
-    assert "dw_cancel_to_free_seconds_count 2.0" in server.metrics()
+    wait_until(lambda: "dw_cancel_to_free_seconds_count 2.0" in server.metrics(), PATIENCE)
 
 
 def test_it_is_loaded_and_unloaded_by_request(server: Process) -> None:
