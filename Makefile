@@ -19,7 +19,7 @@ FORMATTED := $(wildcard tests/native/*.cpp \
 STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
 	-Wstrict-prototypes -Wmissing-prototypes -Werror -Idisconnect_watch/include
 
-.PHONY: serve test test-py test-all test-c test-programs matrix matrix-proxies matrix-clients matrix-servers abort-matrix stress-core stress-engine sanitize tsan valgrind fuzz mutants conformance test-gateways \
+.PHONY: serve test screenshots test-py test-all test-c test-programs matrix matrix-proxies matrix-clients matrix-servers abort-matrix stress-core stress-engine sanitize tsan valgrind fuzz mutants conformance test-gateways \
 	lint types fmt build dev bench bench-quick bench-engine bench-frontend bench-gateways gpu test-core test-pythons wheel ci clean
 
 serve: $(VENV)/.serve
@@ -64,6 +64,10 @@ test-programs:
 # The races, 100,000 times each; seeded.
 stress-core: $(VENV)/.dev
 	$(BIN)/python -m tests.stress
+
+# The pictures of the live page in docs/img, from a real Chromium (`make test-programs`).
+screenshots: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -m browser tests/integration/test_live_page.py --screenshots docs/img
 
 # A million random operations on the step loop of the engine; seeded.
 stress-engine: $(VENV)/.dev

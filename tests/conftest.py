@@ -76,6 +76,7 @@ collect_ignore_glob = [] if find_spec("torch") else BEYOND_THE_CORE
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("end_timeout", "Seconds that the run may take to end.", default="120")
+    parser.addoption("--screenshots", help="Folder for the pictures that browser tests take.")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -1,5 +1,5 @@
 """Where the work runs, and how a cancel reaches it."""
 
-from disconnect_watch.backends.base import Backend, OutputStream, Tensor
+from disconnect_watch.backends.base import Backend, OutputStream, Tensor, Viewable
 
-__all__ = ["Backend", "OutputStream", "Tensor"]
+__all__ = ["Backend", "OutputStream", "Tensor", "Viewable"]

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from disconnect_watch.token import CancelToken
 
@@ -12,12 +12,13 @@ if TYPE_CHECKING:
         AbortResult,
         ChatTemplate,
         EngineStats,
+        EngineView,
         Outcome,
         RequestOutput,
         SamplingParams,
     )
 
-__all__ = ["Backend", "OutputStream", "Tensor"]
+__all__ = ["Backend", "OutputStream", "Tensor", "Viewable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +134,11 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Cancel what is left with reason SHUTDOWN and release everything. Idempotent."""
+
+
+@runtime_checkable
+class Viewable(Protocol):
+    """A backend whose engine can be looked into."""
+
+    async def view(self) -> "EngineView":
+        """Who is where at the moment, and what each block is."""

@@ -15,6 +15,7 @@ from disconnect_watch.engine import (
     EngineConfig,
     EngineStats,
     EngineThread,
+    EngineView,
     Outcome,
     RequestStream,
     SamplingParams,
@@ -130,6 +131,10 @@ class EngineBackend:
     async def abort(self, request_id: str) -> AbortResult:
         """See ``EngineThread.abort``."""
         return await self._thread.abort(request_id)
+
+    async def view(self) -> EngineView:
+        """See ``EngineThread.view``."""
+        return await self._thread.view()
 
     def stats(self) -> EngineStats:
         """As they were after the engine's last step."""

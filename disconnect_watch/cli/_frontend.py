@@ -163,6 +163,7 @@ def serve_options(
     http_header_forward_pattern: str | None,
     http_restricted_api: list[str] | None,
     trace_config: list[str] | None,
+    live_page: bool = False,
     **others: Any,
 ) -> "ServeOptions":
     """The options as the server takes them.
@@ -192,6 +193,7 @@ def serve_options(
             allow_client_shm=allow_client_shm is BoolOption.TRUE,
             header_forward_pattern=_pattern(http_header_forward_pattern),
             restrictions=parse_restrictions(http_restricted_api or ()),
+            live_page=live_page,
         ),
         tracing=_tracing(trace_config) if trace_config else None,
         **others,

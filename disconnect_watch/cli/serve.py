@@ -175,6 +175,9 @@ def serve(
     responses_max_age: Annotated[
         float, typer.Option(min=1, help="Seconds for which one is kept that has ended.")
     ] = 30 * 86_400.0,
+    no_live_page: Annotated[
+        bool, typer.Option("--no-live-page", help="Serve no page at / that shows what runs.")
+    ] = False,
     log_level: LogLevel = LogLevelOption.INFO,
     log_verbose: LogVerbose = 0,
 ) -> None:
@@ -238,6 +241,7 @@ def serve(
                     trace_config=trace_config,
                     cloud=cloud,
                     exit_on_error=exit_on_error is BoolOption.TRUE,
+                    live_page=not no_live_page,
                 )
                 engine_config = EngineConfig(
                     max_queue=max_queue,

@@ -21,6 +21,7 @@ from disconnect_watch.engine.records import EngineStats, StepRecord
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.stream import RequestStream
 from disconnect_watch.engine.thread import EngineThread
+from disconnect_watch.engine.view import EngineView, RequestView
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -34,6 +35,7 @@ __all__ = [
     "EngineConfig",
     "EngineStats",
     "EngineThread",
+    "EngineView",
     "ModelConfig",
     "Outcome",
     "PromptTooLongError",
@@ -41,6 +43,7 @@ __all__ = [
     "Request",
     "RequestOutput",
     "RequestStream",
+    "RequestView",
     "SamplingParams",
     "StepRecord",
     "TokenLogprobs",

@@ -65,6 +65,9 @@ class BlockPool:
         clock: nanoseconds, by which it is told for how long blocks are held.
     """
 
+    #: Where a block can be, in the order in which ``places`` numbers them.
+    PLACES = ("free", "cached", "retained", "used")
+
     def __init__(
         self,
         num_blocks: int,
@@ -235,6 +238,18 @@ class BlockPool:
             block: BlockEntry(tuple(names), self._generation[block], epochs[block])
             for block, names in owners.items()
         }
+
+    def places(self) -> bytes:
+        """Return where each block is, as numbers of ``PLACES``; costs a walk over what is taken."""
+        places = bytearray(self.num_blocks)
+        for number, blocks in (
+            (1, self._cache.idle_block_ids),
+            (2, self._retained),
+            (3, (block for record in self._owners.values() for block in record.blocks)),
+        ):
+            for block in blocks:
+                places[block] = number
+        return bytes(places)
 
     def check_integrity(self) -> None:
         """Verify that every block is in exactly one place. Costs a walk over the whole pool.

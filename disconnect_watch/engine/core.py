@@ -32,6 +32,7 @@ from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.schedule import Runner, ScheduledRow
 from disconnect_watch.engine.scheduler import Scheduler
 from disconnect_watch.engine.tokenizer import Tokenizer
+from disconnect_watch.engine.view import EngineView, RequestView
 from disconnect_watch.token import Reason
 
 __all__ = ["EngineCore"]
@@ -84,6 +85,8 @@ class EngineCore:
         self._notes = StepNotes()
         self._num_steps = 0
         self._num_preemptions = 0
+        self._num_spared_tokens = 0
+        self._busy_ns = 0
         self._is_stepping = False
 
     def admit(self, request: Request) -> None:
@@ -157,10 +160,31 @@ class EngineCore:
             num_cached_tokens=counts.num_cached_tokens,
             num_generated_tokens=counts.num_generated_tokens,
             num_wasted_tokens=counts.num_wasted_tokens,
+            num_spared_tokens=self._num_spared_tokens,
             num_stale_events=counts.num_stale_events,
+            busy_seconds=self._busy_ns / 1e9,
             outcomes=dict(counts.outcomes),
             arithmetic=self.arithmetic,
             missing=self.missing,
+        )
+
+    def view(self) -> EngineView:
+        """Return who is where at this moment, and what each block is."""
+        return EngineView(
+            tuple(
+                RequestView(
+                    request.key,
+                    request.phase,
+                    request.num_prompt_tokens,
+                    request.num_computed_tokens,
+                    request.num_generated_tokens,
+                    self._longest_answer(request),
+                    len(self._pool.block_ids(request.key)),
+                )
+                for request in self._scheduler.live_requests()
+            ),
+            self._pool.places(),
+            self.stats(),
         )
 
     def abort(self, request_id: str) -> AbortResult:
@@ -231,6 +255,7 @@ class EngineCore:
         self._pool.ack(self._runner.acked_step)
         if not self.has_work:
             return []
+        started_ns = time.monotonic_ns()
         self._num_steps += 1
         self._abort_cancelled()
         schedule = self._scheduler.schedule()
@@ -254,6 +279,7 @@ class EngineCore:
                 self._pool.ack(self._runner.acked_step)
             self._apply(schedule.rows, results)
         self._log_step(schedule.rows)
+        self._busy_ns += time.monotonic_ns() - started_ns
         return self._registry.take_outputs()
 
     def _abort_cancelled(self) -> None:
@@ -266,11 +292,20 @@ class EngineCore:
 
     def _cancel(self, request: Request, note: list[str], *, num_wasted_tokens: int = 0) -> None:
         note.append(request.request_id)
+        self._num_spared_tokens += sum(
+            self._longest_answer(sibling) - sibling.num_generated_tokens
+            for sibling in request.siblings
+            if sibling.status != "ended"
+        )
         self._registry.cancel(
             request, seen_at_ns=time.monotonic_ns(), num_wasted_tokens=num_wasted_tokens
         )
         # An abort may come before the first step; 0 is no step to acknowledge with.
         request.acknowledge(max(self._num_steps, 1))
+
+    def _longest_answer(self, request: Request) -> int:
+        """Return how many tokens the answer may have at the most."""
+        return min(request.params.max_tokens, self.max_model_len - request.num_prompt_tokens)
 
     def _check_layer(self, layer: int, rows: Sequence[ScheduledRow]) -> Sequence[ScheduledRow]:
         """Find the rows that must not enter this layer.

@@ -108,6 +108,8 @@ class EngineStats:
         arithmetic: what computes a forward: ``"native"`` and the set of instructions, ``"torch"``,
             or ``"triton"`` and where.
         missing: a sentence for each thing that this machine or model lacks for the best of it.
+        num_spared_tokens: of those who were cancelled, what their answers might still have had.
+        busy_seconds: spent in steps.
     """
 
     num_waiting: int
@@ -128,6 +130,8 @@ class EngineStats:
     outcomes: Mapping[tuple[str, Phase | None], int] = field(default_factory=dict)
     arithmetic: str = "none"
     missing: tuple[str, ...] = ()
+    num_spared_tokens: int = 0
+    busy_seconds: float = 0.0
 
     @property
     def num_blocks_available(self) -> int:

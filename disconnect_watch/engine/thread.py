@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from disconnect_watch.engine.engine import Engine
 from disconnect_watch.engine.errors import EngineClosedError
@@ -24,6 +24,7 @@ from disconnect_watch.engine.params import SamplingParams
 from disconnect_watch.engine.records import EngineStats
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.stream import RequestStream
+from disconnect_watch.engine.view import EngineView
 from disconnect_watch.token import CancelToken, Reason
 
 __all__ = ["EngineThread"]
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 #: Prompts longer than this many characters are tokenized off the loop: a hop to another thread
 #: costs about as much as so many characters.
 MAX_INLINE_PROMPT = 4096
+
+T = TypeVar("T")
 
 #: A call to be made on a loop.
 Delivery = tuple[Callable[..., None], tuple[Any, ...]]
@@ -206,6 +209,17 @@ class EngineThread:
         self._wake.set()
         return await answer
 
+    async def view(self) -> EngineView:
+        """Return who is where between the step that runs now and the next."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[EngineView] = loop.create_future()
+        with self._lock:
+            if self._is_stopped:
+                return self.engine.view()
+            self._commands.append(lambda: self._tell(loop, _set_result, answer, self.engine.view()))
+        self._wake.set()
+        return await answer
+
     def _run(self) -> None:
         failure: Exception | None = None
         try:
@@ -298,6 +312,6 @@ def _call_all(calls: list[Delivery]) -> None:
         call(*args)
 
 
-def _set_result(answer: asyncio.Future[AbortResult], result: AbortResult) -> None:
+def _set_result(answer: asyncio.Future[T], result: T) -> None:
     if not answer.done():  # whoever asked may have been cancelled
         answer.set_result(result)

@@ -26,6 +26,7 @@ from disconnect_watch.server.errors import CancelledByPeer, RequestError
 from disconnect_watch.server.frontend import Frontend
 from disconnect_watch.server.generate import generate, generate_stream
 from disconnect_watch.server.guard import Gatekeeper, Guard
+from disconnect_watch.server.live.routes import PAGES, live_events, live_page
 from disconnect_watch.server.metrics import CONTENT_TYPE, Metrics
 from disconnect_watch.server.openai.chat import chat_completions
 from disconnect_watch.server.openai.completions import completions
@@ -90,6 +91,7 @@ def create_app(
         routes=[
             _route("GET", "/metrics", scrape),
             _route("GET", "/health", health),
+            *_live_routes(frontend),
             _route("GET", "/v1/models", list_models),
             _route("GET", "/v1/models/{model:path}", retrieve_model),
             _route("POST", "/v1/completions", completions),
@@ -144,6 +146,16 @@ def create_metrics_app(metrics: Metrics) -> ASGIApp:
     )
     app.state.metrics = metrics
     return app
+
+
+def _live_routes(frontend: Frontend) -> list[Route]:
+    # Triton has no such page.
+    if not frontend.options.live_page or frontend.options.strict:
+        return []
+    return [
+        *(_route("GET", path, live_page) for path in PAGES),
+        _route("GET", "/live", live_events),
+    ]
 
 
 async def scrape(request: Request) -> Response:

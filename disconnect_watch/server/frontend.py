@@ -22,6 +22,7 @@ from disconnect_watch.server.errors import (
 )
 from disconnect_watch.server.generation import Generation
 from disconnect_watch.server.ledger import RequestLedger
+from disconnect_watch.server.live import LiveHub
 from disconnect_watch.server.log_settings import LogSettings
 from disconnect_watch.server.openai.responses.service import Responses
 from disconnect_watch.server.openai.responses.store import ResponseStore
@@ -107,6 +108,8 @@ class Frontend:
         #: Seconds since the epoch.
         self.started_at = int(time.time())
         self.ledger = RequestLedger()
+        #: For the page that shows what runs.
+        self.live = LiveHub(self.backends)
         #: Of ``/v1/responses``; closed by whoever serves.
         self.responses = Responses(self, store)
         #: Of what ran elsewhere than in an engine, by kind and phase.
@@ -252,8 +255,9 @@ class Frontend:
             self.outcomes[outcome.kind, outcome.phase] += 1
 
     def begin_drain(self) -> None:
-        """Take no more requests; those that run go on."""
+        """Take no more requests; those that run go on, but for streams that never end."""
         self._is_draining = True
+        self.live.close()
 
     def cancel_all(self, reason: Reason = Reason.SHUTDOWN) -> int:
         """Set the token of every running request; returns how many were not set before."""

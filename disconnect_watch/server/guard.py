@@ -67,6 +67,9 @@ _TABLE: tuple[tuple[re.Pattern[str], Access], ...] = tuple(
         (r"/health", Access.OPEN),
         (r"/ping", Access.OPEN),
         (r"/openapi\.json", Access.OPEN),
+        # The page itself tells nothing; /live, which fills it, shows everybody's requests.
+        (r"/(?:live\.(?:js|css))?", Access.OPEN),
+        (r"/live", Access.MANAGE),
         # Not /v2/models/stats, which counts everybody's requests.
         (r"/v2/models/stats", Access.MANAGE),
         (rf"{_MODEL}(?:/(?:infer|generate|generate_stream|ready|config))?", Access.USE),

@@ -26,6 +26,7 @@ class FrontendOptions:
         strict_readiness: not ready while a model is not.
         allow_client_shm: whether clients may have tensors in shared memory.
         header_forward_pattern: names of headers that models get as parameters.
+        live_page: whether there is a page that shows what runs.
         restrictions: see ``v2.restricted.parse_restrictions``.
     """
 
@@ -36,4 +37,5 @@ class FrontendOptions:
     strict_readiness: bool = True
     allow_client_shm: bool = False
     header_forward_pattern: re.Pattern[str] | None = None
+    live_page: bool = True
     restrictions: Mapping[str, "Restriction"] = field(default_factory=dict)

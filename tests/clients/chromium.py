@@ -100,6 +100,53 @@ class Tab:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
+    def wait_for(self, condition: str) -> None:
+        """Wait until a script's value is true, looked at with each picture that is drawn."""
+        waited = (
+            "new Promise((resolve) => { const look = () => "
+            f"({condition}) ? resolve(true) : setTimeout(look, 10); look(); }})"
+        )
+        assert self.run(waited) is True
+
+    def press(self, key: str) -> None:
+        """Press and release a key that is no letter."""
+        text = {"Enter": "\r"}.get(key, "")
+        code = {"Enter": 13, "Tab": 9}[key]
+        for kind in ("keyDown", "keyUp"):
+            self._browser.call(
+                "Input.dispatchKeyEvent",
+                self._session_id,
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=code,
+                **({"text": text} if text and kind == "keyDown" else {}),
+            )
+
+    def resize(self, width: int, height: int) -> None:
+        """Give the page so many pixels."""
+        self._browser.call(
+            "Emulation.setDeviceMetricsOverride",
+            self._session_id,
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
+
+    def screenshot(self) -> str:
+        """The whole page as PNG, in base64."""
+        picture = self._browser.call(
+            "Page.captureScreenshot", self._session_id, captureBeyondViewport=True
+        )
+        data: str = picture["data"]
+        return data
+
+    def accessible_names(self) -> set[str]:
+        """What a screen reader has to say of the page's elements."""
+        nodes = self._browser.call("Accessibility.getFullAXTree", self._session_id)["nodes"]
+        return {node["name"]["value"] for node in nodes if "name" in node}
+
     def close(self) -> None:
         self._browser.call("Target.closeTarget", targetId=self._target_id)
 

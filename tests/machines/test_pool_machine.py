@@ -124,6 +124,13 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.num_blocks == (
             self.pool.num_used + self.pool.num_retained + self.pool.num_cached + self.pool.num_free
         )
+        places = Counter(BlockPool.PLACES[place] for place in self.pool.places())
+        assert [places[name] for name in ("free", "cached", "retained", "used")] == [
+            self.pool.num_free,
+            self.pool.num_cached,
+            self.pool.num_retained,
+            self.pool.num_used,
+        ]
         ledger = self.pool.ledger()
         assert len(ledger) == self.pool.num_used + self.pool.num_retained
         for block, entry in ledger.items():

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from disconnect_watch.engine import Engine
 from tests.support.net import PATIENCE
 
-__all__ = ["Gate", "gated"]
+__all__ = ["Gate", "gated", "slowed"]
 
 
 @contextmanager
@@ -20,6 +20,23 @@ def gated(engine: Engine, *, layer: int = 0, after_steps: int = 0) -> Iterator["
         yield gate
     finally:
         gate.open()
+        engine.layer_hook = None
+
+
+@contextmanager
+def slowed(engine: Engine, *, seconds: float = 0.01) -> Iterator[None]:
+    """Let each step take so long, so that a request runs for as long as a test needs it to."""
+    is_over = threading.Event()
+
+    def on_layer(step: int, layer: int) -> None:
+        if layer == 0:
+            is_over.wait(seconds)
+
+    engine.layer_hook = on_layer
+    try:
+        yield
+    finally:
+        is_over.set()
         engine.layer_hook = None
 
 

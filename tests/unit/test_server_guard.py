@@ -164,6 +164,9 @@ def test_without_keys_a_key_is_the_admins_token_or_nothing() -> None:
         ("/v2/logging", Access.MANAGE),
         ("/v2/systemsharedmemory/status", Access.MANAGE),
         ("/metrics", Access.MANAGE),
+        ("/", Access.OPEN),
+        ("/live.js", Access.OPEN),
+        ("/live", Access.MANAGE),
         ("/v1/chat/completions", Access.USE),
         ("/v1/models/a/b", Access.USE),
         ("/v1/requests/x/cancel", Access.CANCEL),
@@ -172,7 +175,6 @@ def test_without_keys_a_key_is_the_admins_token_or_nothing() -> None:
         ("/abort_requests", Access.CANCEL),
         ("/v1/admin/cancel_all", Access.ADMIN),
         # What is not known, or not written as the routes want it, is the admin's.
-        ("/", Access.MANAGE),
         ("/v1/chat/completions/", Access.MANAGE),
         ("//v1/chat/completions", Access.MANAGE),
         ("/V1/completions", Access.MANAGE),
