@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from disconnect_watch.server.access import RECORD_KEY, RequestRecord
 from disconnect_watch.server.errors import CancelledByPeer, ProtocolError
+from disconnect_watch.server.upload import LARGE
 
 __all__ = ["read_all", "read_body"]
 
@@ -33,7 +34,8 @@ async def read_all(
     max_body_bytes: int,
     *,
     record: RequestRecord | None = None,
-) -> bytes | bytearray:
+    upload: Callable[[int], memoryview | None] | None = None,
+) -> bytes | bytearray | memoryview:
     """Take the whole body by ``receive``, and copy it no oftener than it comes in pieces.
 
     A body that announces its size is refused before a byte of it is kept; one that
@@ -44,6 +46,7 @@ async def read_all(
     Args:
         announced: by ``Content-Length``; 0 where the request has none.
         record: learns when the body was whole.
+        upload: see ``UPLOAD_KEY``.
 
     Raises:
         ProtocolError: larger than the limit.
@@ -51,13 +54,16 @@ async def read_all(
     """
     if announced > max_body_bytes:
         raise _too_large(f"{announced} bytes", max_body_bytes)
-    body: bytes | bytearray = b""
+    place = upload(announced) if upload is not None and announced >= LARGE else None
+    body: bytes | bytearray | memoryview = b""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise CancelledByPeer("the client left while it sent its request")
         piece = message.get("body", b"")
-        if not body:
+        if place is not None:
+            body = place
+        elif not body:
             body = piece
         elif isinstance(body, bytearray):
             body += piece

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from disconnect_watch.adapters import WHOLE_KEY
-from disconnect_watch.adapters.uvicorn import HalfClose, HttpTools
+from disconnect_watch.adapters.uvicorn import HalfClose
 from disconnect_watch.aio import grace
 from disconnect_watch.backends import Backend
 from disconnect_watch.backends.embedder import EmbedderBackend
@@ -34,6 +34,7 @@ from disconnect_watch.server.metrics import Metrics
 from disconnect_watch.server.openai.responses.store import ResponseStore
 from disconnect_watch.server.options import FrontendOptions
 from disconnect_watch.server.slow import Arrivals
+from disconnect_watch.server.upload import UploadProtocol
 from disconnect_watch.watcher import Watcher, default_watcher
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class NoUpgrades(HttpToolsProtocol):
         pass
 
 
-class FrontendProtocol(NoUpgrades, HttpTools):
+class FrontendProtocol(NoUpgrades, UploadProtocol):
     """What cannot be parsed, or is all head, is closed without a word, as Triton does.
 
     Neither uvicorn nor its parser bounds the head of a request.

@@ -11,6 +11,7 @@ from disconnect_watch.server.documents import encode
 from disconnect_watch.server.frontend import Frontend
 from disconnect_watch.server.guard import HEADERS_KEY
 from disconnect_watch.server.limits import read_all
+from disconnect_watch.server.upload import UPLOAD_KEY
 
 __all__ = ["Answer", "Call", "error_answer", "json_answer"]
 
@@ -120,9 +121,12 @@ class Call:
         coding = self._headers.get(b"content-encoding")
         return coding.decode("latin-1").strip().lower() if coding else ""
 
-    def body(self) -> Coroutine[Any, Any, bytes | bytearray]:
+    def body(self) -> Coroutine[Any, Any, Buffer]:
         """The whole body, as it came."""
-        announced = int(self._headers.get(b"content-length", 0))
         return read_all(
-            self._receive, announced, self.frontend.options.max_body_bytes, record=self.record
+            self._receive,
+            int(self._headers.get(b"content-length", 0)),
+            self.frontend.options.max_body_bytes,
+            record=self.record,
+            upload=self.scope["state"].get(UPLOAD_KEY),
         )
