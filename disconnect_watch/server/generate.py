@@ -26,6 +26,7 @@ from disconnect_watch.server.errors import (
 from disconnect_watch.server.events import EventStream, frame
 from disconnect_watch.server.generation import Generation, parse_generation
 from disconnect_watch.server.limits import read_body
+from disconnect_watch.server.load import ASKED_BY, load_headers
 from disconnect_watch.server.outcome import error_of, raise_unless_finished
 from disconnect_watch.server.running import Running
 
@@ -51,7 +52,7 @@ async def generate(request: Request) -> Response:
     # As Triton, a tensor of one element is written as that element.
     document = {name: e if len(e) > 1 else e[0] for name, e in fields.items()}
     body = encode(_document(backend, generation, document))
-    response = Response(body, media_type="application/json")
+    response = Response(body, headers=_load_of(request, backend), media_type="application/json")
     if request.scope["http_version"] != "1.0":
         # As Triton, which always sends this response in chunks.
         del response.headers["content-length"]
@@ -70,7 +71,13 @@ async def generate_stream(request: Request) -> Response:
         outputs.close()
         raise
     frames = _frames(backend, generation, first, outputs)
-    return EventStream(frames, source=outputs, status=status)
+    response = EventStream(frames, source=outputs, status=status)
+    response.headers.update(_load_of(request, backend))
+    return response
+
+
+def _load_of(request: Request, backend: Backend) -> dict[str, str]:
+    return load_headers(request.headers.get(ASKED_BY), backend)
 
 
 @dataclass(slots=True)
