@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from disconnect_watch.server import Frontend, ServeOptions
 
 __all__ = [
+    "AdminAddress",
+    "AdminPort",
     "AdminSocket",
     "AllowClientShm",
     "ApiKeys",
@@ -129,6 +131,13 @@ ApiKeys = Annotated[
     Path | None,
     typer.Option(help="File of hashed API keys, see `key`; without one no key is needed."),
 ]
+AdminPort = Annotated[
+    int | None,
+    typer.Option(
+        min=0, max=65535, help="Port for what only an admin may do, no longer on the main one."
+    ),
+]
+AdminAddress = Annotated[str, typer.Option(help="Address of --admin-port.")]
 AdminSocket = Annotated[Path | None, typer.Option(help="Unix socket whose clients are the admin.")]
 LogLevel = Annotated[LogLevelOption, typer.Option(help="Of the JSON lines.")]
 LogVerbose = Annotated[
@@ -215,11 +224,13 @@ def announce(
     admin_token: str | None,
     *,
     before: str | None = None,
+    admin_port: socket.socket | None = None,
 ) -> None:
     """Say what is served and where, on standard error and in the log.
 
     Args:
         before: the server that all requests are passed to; None where they are answered here.
+        admin_port: where an admin is served, if there is such a port.
     """
     url = _url(http)
     engines = list(frontend.backends)
@@ -250,6 +261,7 @@ def announce(
             "model": names[0] if len(names) == 1 else names,
             "http_port": http.getsockname()[1],
             "metrics_port": metrics.getsockname()[1],
+            **({"admin_port": admin_port.getsockname()[1]} if admin_port else {}),
         },
     )
 

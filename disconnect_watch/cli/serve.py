@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from disconnect_watch.cli._app import app, fail, typer
 from disconnect_watch.cli._frontend import (
+    AdminAddress,
+    AdminPort,
     AdminSocket,
     AllowClientShm,
     ApiKeys,
@@ -162,6 +164,8 @@ def serve(
     cancel_bound: CancelBound = 30.0,
     api_keys: ApiKeys = None,
     admin_socket: AdminSocket = None,
+    admin_port: AdminPort = None,
+    admin_address: AdminAddress = "127.0.0.1",
     responses_store: Annotated[
         str | None,
         typer.Option(
@@ -199,6 +203,9 @@ def serve(
             bind(address, port) as http,
             bind(address, metrics_port) as metrics,
             bind_unix(str(admin_socket)) if admin_socket else contextlib.nullcontext() as admin,
+            contextlib.nullcontext()
+            if admin_port is None
+            else bind(admin_address, admin_port) as admins_port,
         ):
             try:
                 from disconnect_watch.backends.embedder import EmbedderBackend
@@ -216,7 +223,7 @@ def serve(
                 fail(f"{error}; install it with: pip install 'disconnect-watch[server]'")
 
             configure_logging("debug" if log_verbose else log_level.value)
-            gatekeeper = Gatekeeper(keys)
+            gatekeeper = Gatekeeper(keys, has_admin_port=admins_port is not None)
             try:
                 store = open_store(
                     responses_store,
@@ -289,10 +296,15 @@ def serve(
                     open_models=open_models,
                     gatekeeper=gatekeeper,
                     admin=admin,
+                    admin_port=admins_port,
                     store=store,
                     engines=engines,
                     announce=lambda frontend: announce(
-                        frontend, http, metrics, gatekeeper.admin_token
+                        frontend,
+                        http,
+                        metrics,
+                        gatekeeper.admin_token,
+                        admin_port=admins_port,
                     ),
                 )
             except (ModelsFailedError, ValueError) as error:

@@ -21,7 +21,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
-from disconnect_watch.keys import ADMIN, ANONYMOUS, Caller, KeyRing, new_key
+from disconnect_watch.keys import ADMIN, ANONYMOUS, Caller, KeyRing, Role, new_key
 from disconnect_watch.server.access import RECORD_KEY, App, Receive, Scope, Send
 from disconnect_watch.server.answers import error_response
 from disconnect_watch.server.errors import ForbiddenError, RequestError, UnauthorizedError
@@ -32,6 +32,7 @@ __all__ = [
     "HEADERS_KEY",
     "Access",
     "AdminDoor",
+    "AdminPort",
     "Gatekeeper",
     "Guard",
     "access_to",
@@ -43,6 +44,9 @@ CALLER_KEY = "disconnect_watch.caller"
 HEADERS_KEY = "disconnect_watch.headers"
 #: Where it is said who may go to its path.
 ACCESS_KEY = "disconnect_watch.access"
+
+#: Is in ``scope["state"]`` of what came by a port or socket of the admin's.
+DOOR_KEY = "disconnect_watch.door"
 
 #: Longer paths are looked up each time: what clients make up must not fill the memory.
 MAX_KNOWN_PATH = 256
@@ -104,13 +108,16 @@ class Gatekeeper:
 
     Args:
         keys: without one, everybody may use the models.
+        has_admin_port: whether what an admin may do is asked for on a port of its own, and
+            nowhere else.
 
     Attributes:
         admin_token: lets its holder do what an admin's key does, where there are no keys.
     """
 
-    def __init__(self, keys: KeyRing | None = None) -> None:
+    def __init__(self, keys: KeyRing | None = None, *, has_admin_port: bool = False) -> None:
         self._keys = keys or KeyRing()
+        self.has_admin_port = has_admin_port
         self.admin_token = None if self.has_keys else new_key()
 
     @property
@@ -156,6 +163,29 @@ class Gatekeeper:
         if access in (Access.MANAGE, Access.ADMIN):
             raise ForbiddenError(f"role {caller.role} may not do this, an admin may")
 
+    def on_main_port(self, caller: Caller, access: Access) -> Caller:
+        """Who an admin is on the main port where there is another: one as all others.
+
+        Raises:
+            ForbiddenError: this is asked for on the admin's port.
+        """
+        if access in (Access.MANAGE, Access.ADMIN):
+            raise ForbiddenError("this is not served here, but on the port of --admin-port")
+        if not caller.is_admin:
+            return caller
+        return Caller(caller.name, Role.USER) if self.has_keys else ANONYMOUS
+
+
+class AdminPort:
+    """ASGI middleware for the port on which an admin's paths are, for who has an admin's key."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})[DOOR_KEY] = True
+        await self._app(scope, receive, send)
+
 
 class AdminDoor:
     """ASGI middleware for a socket that only the admin can connect to."""
@@ -164,7 +194,7 @@ class AdminDoor:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope.setdefault("state", {})[CALLER_KEY] = ADMIN
+        scope.setdefault("state", {}).update({CALLER_KEY: ADMIN, DOOR_KEY: True})
         await self._app(scope, receive, send)
 
 
@@ -186,6 +216,8 @@ class Guard:
             caller = state.get(CALLER_KEY)
             if caller is None:  # not by the admin's socket, which has said so
                 caller = self._gatekeeper.identify(headers)
+            if self._gatekeeper.has_admin_port and DOOR_KEY not in state:
+                caller = self._gatekeeper.on_main_port(caller, access)
             self._gatekeeper.let_in(caller, access)
         except RequestError as error:
             answer = error_response(scope["path"], error.status, str(error), error)

@@ -29,7 +29,7 @@ from disconnect_watch.server.app import create_app, create_metrics_app
 from disconnect_watch.server.cloud import CloudMode
 from disconnect_watch.server.documents import encode
 from disconnect_watch.server.frontend import Frontend
-from disconnect_watch.server.guard import AdminDoor, Gatekeeper
+from disconnect_watch.server.guard import AdminDoor, AdminPort, Gatekeeper
 from disconnect_watch.server.metrics import Metrics
 from disconnect_watch.server.openai.responses.store import ResponseStore
 from disconnect_watch.server.options import FrontendOptions
@@ -346,6 +346,7 @@ def serve(
     open_app: Callable[[], AbstractAsyncContextManager[App | None]] = nullcontext,
     gatekeeper: Gatekeeper | None = None,
     admin: socket.socket | None = None,
+    admin_port: socket.socket | None = None,
     store: ResponseStore | None = None,
     engines: EngineTable | None = None,
     announce: Callable[[Frontend], None] = lambda _: None,
@@ -360,6 +361,8 @@ def serve(
         open_app: the same for an application that is served in place of our own.
         gatekeeper: knows who calls; None needs no keys.
         admin: from ``bind_unix``; whoever connects to it is the admin. Closed at the end.
+        admin_port: from ``bind``; has what only an admin may do, for a gatekeeper that knows of
+            it. Closed at the end.
         store: of responses; None keeps them in memory. Closed at the end.
         engines: where those of ``open_models`` stand.
         announce: called once requests are taken.
@@ -376,6 +379,8 @@ def serve(
         listen(metrics)
         if admin is not None:
             admin.listen()
+        if admin_port is not None:
+            listen(admin_port)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(
                 _serve(
@@ -389,6 +394,7 @@ def serve(
                     open_app,
                     gatekeeper,
                     admin,
+                    admin_port,
                     store,
                     engines,
                     announce,
@@ -401,8 +407,9 @@ def serve(
             embedder.close()
         http.close()
         metrics.close()
-        if admin is not None:
-            admin.close()
+        for sock in (admin, admin_port):
+            if sock is not None:
+                sock.close()
         if options.tracing is not None:
             options.tracing.shutdown()
 
@@ -418,6 +425,7 @@ async def _serve(
     open_app: Callable[[], AbstractAsyncContextManager[App | None]],
     gatekeeper: Gatekeeper | None,
     admin: socket.socket | None,
+    admin_port: socket.socket | None,
     store: ResponseStore | None,
     engines: EngineTable | None,
     announce: Callable[[Frontend], None],
@@ -468,6 +476,9 @@ async def _serve(
             # The same application, with the same ledger, by another door.
             door = _config(AdminDoor(server.config.app), server.config.http, options)
             await others.enter_async_context(_running(door, admin))
+        if admin_port is not None:
+            port = _config(AdminPort(server.config.app), server.config.http, options)
+            await others.enter_async_context(_running(port, admin_port))
         await server.serve(sockets=[http])
 
 

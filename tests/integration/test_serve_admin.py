@@ -82,6 +82,55 @@ def test_a_server_with_keys_and_an_admins_socket(tmp_path: Path) -> None:
     assert not admin_socket.exists()
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("has_keys", [True, False])
+def test_what_an_admin_may_do_is_on_its_port_alone(tmp_path: Path, has_keys: bool) -> None:
+    options = ["--admin-port", "0"]
+    if has_keys:
+        (alice, line), (root, root_line) = make_key("alice", "user"), make_key("root", "admin")
+        (tmp_path / "keys").write_text(line + root_line)
+        options += ["--api-keys", str(tmp_path / "keys")]
+    with running(*options) as server:
+        if not has_keys:
+            alice = "anybody"
+            (root,) = (
+                line.partition(": ")[2].strip() for line in server.lines if "admin token" in line
+            )
+        (serving,) = server.events("serving")
+
+        def ask(port: int, path: str, key: str, body: dict[str, Any], method: str = "POST") -> int:
+            with Client(port) as client:
+                request = request_bytes(path, body, Authorization=f"Bearer {key}")
+                client.sock.sendall(method.encode() + request.removeprefix(b"POST"))
+                return client.read_response()[0]
+
+        everything = {"confirm": True}
+        for path, body in (
+            ("/v1/admin/cancel_all", everything),
+            ("/v2/repository/index", {}),
+            ("/nobody/knows", {}),
+        ):
+            assert ask(server.port, path, root, body) == 403, path
+        assert ask(server.port, "/metrics", root, {}, "GET") == 403
+        assert ask(server.port, "/health", alice, {}, "GET") == 200
+        # There an admin is one as all others.
+        refused = 403 if has_keys else 401
+        assert ask(server.port, "/abort_request", root, {"abort_all": True}) == refused
+        with Client(server.port) as client_of_alice:
+            client_of_alice.post("/v1/completions", ENDLESS, Authorization=f"Bearer {alice}")
+            head = client_of_alice.read_until(b"\r\n\r\n").decode().lower()
+            request_id = head.partition("x-request-id: ")[2].split("\r\n")[0]
+            cancel = f"/v1/requests/{request_id}/cancel"
+            assert ask(server.port, cancel, root, {}) == (404 if has_keys else 401)
+            admin_port = serving["admin_port"]
+            assert ask(admin_port, "/v1/admin/cancel_all", alice, everything) in (401, 403)
+            assert ask(admin_port, "/metrics", root, {}, "GET") == 200
+            assert ask(admin_port, "/v1/admin/cancel_all", root, everything) == 200
+            assert b"request_cancelled" in client_of_alice.read_until(b"0\r\n\r\n")
+        server.process.terminate()
+        assert server.wait() == 0
+
+
 def test_a_file_without_a_key_starts_nothing(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# none\n")
