@@ -41,7 +41,7 @@ async def main(repository: Path) -> None:
         metrics = Metrics(
             engine=None,
             watcher=lambda: default_watcher().stats(),
-            num_unacked=lambda: frontend.stats().num_unacked,
+            frontend=frontend.stats,
             models=models.statistics,
         )
         server = make_server(frontend, metrics, ServeOptions())
