@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from disconnect_watch.engine import Engine, EngineConfig, SamplingParams, kernel_decoder
+from disconnect_watch.engine.arithmetic import dtype_of
 from disconnect_watch.engine.kernel_decoder import KernelDecoder
 from disconnect_watch.engine.pace import Pace
 from disconnect_watch.kernels import FlagView, Kernels, RowState
@@ -210,6 +211,10 @@ def test_what_computes_and_what_is_missing_is_told_at_start(
         "the engine computes by triton, interpreted on a cpu",
         *stats.missing,
     ]
+
+
+def test_half_precision_is_a_gpus_default_and_not_the_interpreters() -> None:
+    assert dtype_of(EngineConfig(arithmetic="triton")) is torch.float32
 
 
 def test_batch_invariance_is_not_promised() -> None:

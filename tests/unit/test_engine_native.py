@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from disconnect_watch.engine import Engine, EngineConfig, SamplingParams
+from disconnect_watch.engine import Engine, EngineConfig, SamplingParams, arithmetic
 from disconnect_watch.engine.native import INSTRUCTIONS, NativeDecoder
 from tests.support.engine import (
     make_engine,
@@ -109,6 +109,13 @@ def test_a_gpu_that_nobody_asked_for_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     [lack] = make_engine().stats().missing
     assert lack == "no GPU is used: arithmetic is 'auto', set it to 'triton'"
+
+
+def test_a_gpu_gets_half_precision_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arithmetic, "triton_device", lambda: torch.device("cuda", 0))
+    assert arithmetic.dtype_of(EngineConfig(arithmetic="triton")) is torch.bfloat16
+    assert arithmetic.dtype_of(EngineConfig(arithmetic="triton", dtype="float32")) is torch.float32
+    assert arithmetic.dtype_of(EngineConfig()) is torch.float32
 
 
 def test_what_c_cannot_compute_is_refused_where_it_was_asked_for(tmp_path: Any) -> None:
