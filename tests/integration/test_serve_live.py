@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import pairwise
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -101,10 +102,14 @@ def test_a_cancel_is_shown_with_its_latency_and_what_it_spared(serving: Serving)
 def test_frames_that_say_nothing_new_are_not_sent(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    made = Mock(wraps=hub.encode)
+    monkeypatch.setattr(hub, "encode", made)
     monkeypatch.setattr(hub, "TICK", 0.001)
     monkeypatch.setattr(hub, "MAX_UNCHANGED", 1_000_000)
     with watching(serving) as frames:
         seen = [next(frames)]
+        num_made = made.call_count
+        wait_until(lambda: made.call_count > num_made + 3)
         with asking(serving, max_tokens=1) as client:
             assert client.recv(1)
             while not seen[-1]["models"][0]["num_finished"]:
