@@ -112,13 +112,14 @@ mutants: $(VENV)/.dev
 conformance: $(VENV)/.dev
 	$(BIN)/python -m tests.triton.conformance
 
-# The gateway before a real Triton, and hooks in engines that are too big for our venv; each gets
-# one of its own, that of llama.cpp in ten minutes.
-test-gateways: $(VENV)/.dev .venv-triton/bin/tritonserver .venv-llama-cpp/.made
-	$(BIN)/python -m pytest -q -m "" tests/gateways tests/integration/test_hooks_llama_cpp.py
+# The gateway before a real Triton, and what is too big for our venv: hooks in engines, and Ray. Each
+# gets a venv of its own, that of llama.cpp in ten minutes.
+test-gateways: $(VENV)/.dev .venv-triton/bin/tritonserver .venv-llama-cpp/.made .venv-ray/.made
+	$(BIN)/python -m pytest -q -m "" tests/gateways tests/integration/test_hooks_llama_cpp.py \
+		tests/integration/test_ray.py
 
-.venv-llama-cpp/.made: .ci/llama-cpp
-	.ci/llama-cpp $(@D)
+.venv-llama-cpp/.made .venv-ray/.made: .venv-%/.made: .ci/%
+	$< $(@D)
 	@touch $@
 
 .venv-triton/bin/tritonserver: .ci/triton

@@ -45,6 +45,7 @@ BEYOND_THE_CORE = [
     "integration/test_gateway_*",
     "integration/test_hooks_*",
     "integration/test_models_*",
+    "integration/test_ray*",
     "integration/test_readme_servers.py",
     "integration/test_serve_*",
     "integration/test_stress.py",

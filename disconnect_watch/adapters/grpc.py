@@ -24,13 +24,11 @@ What is used of gRPC beyond its documented surface (1.85, held by
 import asyncio
 import functools
 import inspect
-import types
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
     Awaitable,
     Callable,
-    Generator,
     Iterator,
 )
 from typing import Any
@@ -38,6 +36,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from disconnect_watch.adapters._telling import telling
 from disconnect_watch.token import CancelToken, Reason
 
 __all__ = ["Interceptor", "client_token"]
@@ -148,7 +147,7 @@ def _async(behavior: Callable[..., Awaitable[Any]], call: _Call) -> Any:
     async def run(request: Any, context: Any) -> Any:
         call.begin(context)
         try:
-            return await _telling(behavior(request, context), call.cancel)
+            return await telling(behavior(request, context), call.cancel)
         finally:
             call.finish()
 
@@ -163,7 +162,7 @@ def _async_stream(behavior: Callable[..., AsyncGenerator[Any, None]], call: _Cal
         try:
             while True:
                 try:
-                    response = await _telling(anext(responses), call.cancel)
+                    response = await telling(anext(responses), call.cancel)
                 except StopAsyncIteration:
                     return
                 yield response
@@ -196,28 +195,3 @@ def _stream_in_thread(behavior: Callable[..., Iterator[Any]], call: _Call) -> An
             call.finish()
 
     return run
-
-
-@types.coroutine
-def _telling(
-    awaitable: Awaitable[Any], on_cancel: Callable[[], object]
-) -> Generator[Any, Any, Any]:
-    """Await, and call ``on_cancel`` before the awaitable is told of a cancel.
-
-    A task gives its CancelledError to the innermost ``await``. What handles it there may
-    wait for a thread that only the token stops.
-    """
-    steps = awaitable.__await__()
-    try:
-        waits_for = next(steps)
-        while True:
-            try:
-                sent = yield waits_for
-            except BaseException as error:
-                if isinstance(error, asyncio.CancelledError):
-                    on_cancel()
-                waits_for = steps.throw(error)
-            else:
-                waits_for = steps.send(sent)
-    except StopIteration as stop:
-        return stop.value
