@@ -31,6 +31,7 @@ CAPTURES = HERE / "captures"
 
 #: Why an answer of ours differs.
 ON_PURPOSE = {
+    "get_root": "a browser is shown what runs; 404 with --strict and --no-live-page",
     "head_live": "the answer to HEAD has no body (RFC 9110 9.3.2)",
     "infer_fails_8": "a request that was cancelled is answered 499; 400 with --strict",
     "infer_bad_gzip": "what can't be decompressed is said to be so, not taken for an empty body",
