@@ -28,7 +28,7 @@ from disconnect_watch.adapters._asgi_find import connection_of, find
 from disconnect_watch.adapters._fast import Call, counts
 from disconnect_watch.adapters._inbox import DISCONNECT, Inbox, Message, Receive, is_asked_for
 from disconnect_watch.adapters._look import is_mere_look
-from disconnect_watch.errors import ClientDisconnected
+from disconnect_watch.adapters._own_word import says_client_left
 from disconnect_watch.token import CancelToken, Reason
 from disconnect_watch.watcher import MASK_ANY
 
@@ -201,7 +201,7 @@ class WatchedCall(Call):
         if isinstance(error, asyncio.CancelledError):
             return is_ours_alone
         # The application's way of saying that it stopped, not a failure of it.
-        return isinstance(error, ClientDisconnected) and self.token.reason in LEAVES
+        return says_client_left(error) and self.token.reason in LEAVES
 
     async def answer_nobody(self) -> None:
         """Have the server end its side as of any request that was answered.

@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio
 import pytest
+from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 
 import disconnect_watch as dw
@@ -296,6 +297,21 @@ def test_an_application_may_raise_that_its_client_left(
 
     with watched(protocol, shielded) as (seen, client):
         leave(seen, client)
+    assert "Traceback" not in caplog.text
+
+
+def test_what_starlette_raises_of_a_client_that_left_is_no_failure(
+    protocol: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        raise ClientDisconnect  # as from Request.body(), of which half has come
+
+    caplog.set_level(logging.INFO, "disconnect_watch.adapters.asgi")
+    with watched(protocol, body) as (seen, client):
+        leave(seen, client)
+        wait_until(lambda: '"POST /" 499' in caplog.text)
     assert "Traceback" not in caplog.text
 
 

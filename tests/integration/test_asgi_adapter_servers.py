@@ -1,5 +1,6 @@
 """``CancelOnDisconnect`` and ``cancel_on_disconnect`` under the servers that people run."""
 
+import re
 import socket
 from collections.abc import Callable, Iterator
 
@@ -168,6 +169,19 @@ def test_the_body_is_the_applications_to_read(
         assert name not in server.names("cancelled")
 
 
+@pytest.mark.parametrize("around", OUTERMOST)
+def test_a_body_that_does_not_come_is_given_up(
+    server: Served, names: Callable[[str], str], around: str
+) -> None:
+    """Starlette then raises, and that is no failure; see the last test."""
+    name = names("read")
+    with server.client() as client:
+        head = f"POST /{around}/read/{name} HTTP/1.1\r\nhost: test\r\ncontent-length: 9\r\n\r\n"
+        client.sock.sendall(head.encode() + b"half")
+        server.wait_for("started", name)
+    server.wait_for("ended", name)
+
+
 @pytest.mark.parametrize("around", AROUND)
 def test_keep_alive_requests_are_answered(server: Served, around: str) -> None:
     before = server.stats()["num_left"]
@@ -182,3 +196,25 @@ def test_nothing_is_logged_as_an_error(server: Served) -> None:
     """The last test of a server: all that went before left no trace of a failure."""
     for word in ("Traceback", "ERROR", "Exception"):
         assert word not in server.log
+
+
+@pytest.mark.parametrize("around", OUTERMOST)
+@pytest.mark.parametrize("kind", ["wait", "sorry"])
+def test_hypercorn_logs_no_failure_where_nobody_was_answered(
+    hypercorn: Served, names: Callable[[str], str], around: str, kind: str
+) -> None:
+    """Also where the application makes an answer of its own of the cancel."""
+    path = f"/{around}/{kind}/{names(kind)}"
+    with hypercorn.client() as client:
+        client.post(path)
+        hypercorn.wait_for("started", path.rpartition("/")[2])
+    logged = re.compile(f'{path} 1.1" (\\S+) ')
+    wait_until(lambda: logged.search(hypercorn.log))
+    # Nothing at all, where it has read of the end before us.
+    assert logged.findall(hypercorn.log)[0] in ("499", "-")
+
+
+@pytest.fixture(scope="module")
+def hypercorn() -> Iterator[Served]:
+    with serving("hypercorn", "asgi_app:app") as served:
+        yield served

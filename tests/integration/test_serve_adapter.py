@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect
 
 from disconnect_watch import ClientDisconnected, Connection, StaleWatchError
 from disconnect_watch.adapters import TOKEN_KEY
@@ -362,12 +363,15 @@ def test_a_message_after_the_last_does_not_end_the_watch_of_the_next_request(
         assert app.tokens["/wait"].reason is Reason.FIN
 
 
+@pytest.mark.parametrize("is_starlettes", [False, True])
 def test_an_application_may_raise_that_its_client_left(
-    stack: Stack, caplog: pytest.LogCaptureFixture
+    stack: Stack, is_starlettes: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Raising(Recorder):
         async def answer(self, path: str, body: bytes, receive: Any, send: Any) -> None:
             await receive()
+            if is_starlettes:
+                raise ClientDisconnect
             self.tokens[path].raise_if_cancelled()
 
     with recording(stack, app=Raising()) as (app, server, _):

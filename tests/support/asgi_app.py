@@ -16,6 +16,8 @@ says what is around it, the rest what it does:
     /flood/NAME    sends for ever
     /late/NAME     answers, and then waits in the background for /open/NAME
     /hold/NAME     waits for /open/NAME, then answers with the body of its request
+    /read/NAME     answers with the body of its request
+    /sorry/NAME    waits for ever, and makes an answer of its cancel
     /sync/NAME     waits for its token in the thread pool
     /open/NAME     see above
     /collect       collects garbage
@@ -145,6 +147,20 @@ def build(route: Decorator) -> FastAPI:
         with Noted(name):
             await gates[name].wait()
             return Response(await request.body())
+
+    @app.post("/read/{name}")
+    @route
+    async def _read(name: str, request: Request) -> Response:
+        with Noted(name):
+            return Response(await request.body())
+
+    @app.post("/sorry/{name}")
+    @route
+    async def _sorry(name: str) -> Response:
+        try:
+            await wait(name)
+        except asyncio.CancelledError:
+            return Response("sorry", status_code=503)
 
     @app.post("/sync/{name}")
     @route

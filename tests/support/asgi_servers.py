@@ -32,7 +32,7 @@ SERVERS: dict[str, str] = {
     "ours": "uvicorn {app} --port {port} --http disconnect_watch.adapters.uvicorn:HttpTools",
     "ours-h11": "uvicorn {app} --port {port} --http disconnect_watch.adapters.uvicorn:H11",
     "ours-unblind": "uvicorn {app} --port {port} --http tests.servers.unblind:HttpTools",
-    "hypercorn": "hypercorn {app} --bind fd://{fd} --worker-class asyncio",
+    "hypercorn": "hypercorn {app} --bind fd://{fd} --worker-class asyncio --access-logfile -",
     "hypercorn-uvloop": "hypercorn {app} --bind fd://{fd} --worker-class uvloop",
     "granian": "granian {app} --interface asgi --host 127.0.0.1 --port {port} --no-ws",
     "gunicorn": "gunicorn {app} --bind fd://{fd} --worker-class asgi --no-control-socket",

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from disconnect_watch.adapters import LEAVES, TOKEN_KEY
 from disconnect_watch.adapters._hang_up import hang_up
+from disconnect_watch.adapters._own_word import says_client_left
 from disconnect_watch.adapters.uvicorn._exchange import (
     Exchange,
     Message,
@@ -38,7 +39,7 @@ from disconnect_watch.adapters.uvicorn._grace import GracePeriod
 from disconnect_watch.aio import LoopMailbox, loop_mailbox
 from disconnect_watch.aio._connection import LoopConnection, reason_of_error
 from disconnect_watch.aio._policy import Grace, HalfClose, OnDisconnect
-from disconnect_watch.errors import ClientDisconnected, DisconnectWatchError
+from disconnect_watch.errors import DisconnectWatchError
 from disconnect_watch.token import Reason
 from disconnect_watch.watcher import (
     MASK_ANY,
@@ -220,9 +221,9 @@ class WatchedProtocol(UvicornProtocol):
                 if exchange.grace is not None:
                     receive = exchange.grace.receive
                 await self._application(scope, receive, exchange.send)
-        except ClientDisconnected:
-            # The application's way of saying that it stopped, not a failure of it.
-            if exchange.token.reason not in LEAVES:
+        except Exception as error:
+            # The application's way of saying that it stopped is not a failure of it.
+            if not says_client_left(error) or exchange.token.reason not in LEAVES:
                 raise
         finally:
             if not exchange.is_over:
