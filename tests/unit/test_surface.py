@@ -96,7 +96,7 @@ def test_stub_names_what_the_compiled_module_has(compiled: ModuleType) -> None:
                 for member in node.body
                 if isinstance(member, ast.FunctionDef | ast.AnnAssign)
             }
-        elif isinstance(node, ast.FunctionDef):
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             declared[node.name] = None
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             declared[node.target.id] = None
