@@ -143,9 +143,16 @@ def test_a_request_to_the_engine_ends_with_its_token_or_when_it_is_closed(
     serving: Serving,
 ) -> None:
     assert serving.found["stays"] == "finished"
-    assert serving.found["leaves"] == ["cancelled", "aborted"]
+    assert serving.found["leaves"] == ["cancelled", "owner_closed"]
     assert serving.found["gone_before"] == "client disconnected: aborted"
     assert serving.found["ended"] == {"finished": 1, "cancelled": 2}
+
+
+def test_requests_to_the_engine_end_with_the_process_that_wants_them(serving: Serving) -> None:
+    ended = serving.found["ended_after_a_caller_was_killed"]
+    assert sum(ended.values()) == 3 + 20
+    # One at a time is computed; those that were before the death of the process have finished.
+    assert ended["cancelled"] > 2
 
 
 def test_the_page_runs_as_written(serving: Serving) -> None:

@@ -25,7 +25,7 @@ from starlette.responses import StreamingResponse
 from disconnect_watch import CancelToken
 from disconnect_watch.adapters.ray_serve import cancellable, client_token
 from disconnect_watch.backends.ray_actor import generate
-from disconnect_watch.engine import SamplingParams
+from disconnect_watch.engine import EngineConfig, SamplingParams
 from tests.support.documents import blocks_of
 
 ENDLESS = SamplingParams(max_tokens=1000, ignore_eos=True)
@@ -152,6 +152,20 @@ class Front:
         return int(stats.num_waiting + stats.num_running)
 
 
+class Caller:
+    """Has requests of the engine, and is killed."""
+
+    async def begin(self, engine: Any, num_requests: int) -> None:
+        self._streams = [
+            generate(engine, "A class is", ENDLESS, token=CancelToken())
+            for _ in range(num_requests)
+        ]
+        num_before = (await engine.stats.remote()).num_requests
+        self._reads = [asyncio.ensure_future(anext(stream)) for stream in self._streams]
+        while (await engine.stats.remote()).num_requests < num_before + num_requests:
+            pass
+
+
 async def num_ended(engine: Any) -> dict[str, int]:
     """How many requests ended, by kind, once none runs."""
     while True:
@@ -185,6 +199,10 @@ async def in_engine(engine: Any) -> dict[str, Any]:
     await anext(closed)
     await closed.aclose()
     found["ended"] = await num_ended(engine)
+    caller = ray.remote(Caller).options(num_cpus=0).remote()
+    await caller.begin.remote(engine, 20)
+    ray.kill(caller)
+    found["ended_after_a_caller_was_killed"] = await num_ended(engine)
     return found
 
 
@@ -193,7 +211,7 @@ def main(directory: str, port: int) -> None:
     page: dict[str, Any] = {"__name__": "docs.ray"}
     for block in blocks_of("adapters/ray.md"):
         exec(block, page)
-    engine = page["start"]()
+    engine = page["start"](EngineConfig(max_num_seqs=1))
     found = asyncio.run(in_engine(engine))
     answer = page["answer"](engine, "A class is", CancelToken())
     found["answer_of_the_page"] = asyncio.run(answer)
