@@ -27,10 +27,19 @@ class ModelDirectories:
             if not directory.is_dir():
                 raise ValueError(f"model repository '{directory}' is no directory")
         self._directories = tuple(directory.resolve() for directory in directories)
+        self._placed: dict[str, Path] = {}
+
+    def place(self, name: str, path: Path) -> None:
+        """Have a model that lies elsewhere, before any of that name in the directories."""
+        self._placed[name] = path
+
+    def forget(self, name: str) -> None:
+        """Take back what ``place`` said."""
+        self._placed.pop(name, None)
 
     def names(self) -> set[str]:
         """Of all models that are there."""
-        return {
+        return self._placed.keys() | {
             path.name
             for directory in self._directories
             for path in directory.iterdir()
@@ -43,6 +52,8 @@ class ModelDirectories:
         Raises:
             ConfigError: there is none of that name.
         """
+        if name in self._placed:
+            return self._placed[name]
         for directory in self._directories:
             # A name is one of those in the directory, and so no path that leads out of it.
             if name in self.names() and (directory / name).is_dir():

@@ -280,6 +280,27 @@ class ModelRepository:
         self._refuse_unless_explicit()
         await self._loader.unload(name, unload_dependents=unload_dependents)
 
+    async def load_from(self, name: str, directory: Path, config: dict[str, Any]) -> None:
+        """Load a model that lies in none of the directories; returns when it can be asked.
+
+        Args:
+            config: in the place of its file's, as JSON.
+
+        Raises:
+            InferError: see ``load``.
+        """
+        self._directories.place(name, directory)
+        try:
+            await self.load(name, {"config": config})
+        except BaseException:
+            self._directories.forget(name)
+            raise
+
+    async def unload_from(self, name: str) -> None:
+        """Unload a model of ``load_from``, and forget where it lay."""
+        await self.unload(name)
+        self._directories.forget(name)
+
     async def close(self) -> None:
         """Unload all. Idempotent."""
         if self._is_closed:

@@ -195,6 +195,7 @@ def serve(
         cloud = _cloud(allow_sagemaker, allow_vertex_ai, vertex_ai_default_model)
     except (OSError, ValueError) as error:
         fail(str(error))
+    is_multi_model = allow_sagemaker and os.environ.get("SAGEMAKER_MULTI_MODEL") == "true"
     address = http_address or ("127.0.0.1" if cloud is None else "0.0.0.0")
     port = http_port if http_port is not None else 8000 if cloud is None else cloud.port
     try:
@@ -258,7 +259,7 @@ def serve(
                 )
                 engines = EngineTable()
                 backend = None
-                if model or not model_repository:
+                if model or not (model_repository or is_multi_model):
                     backend = EngineBackend.from_pretrained(
                         model or DEFAULT_MODEL,
                         name=model_name,
@@ -272,11 +273,11 @@ def serve(
                 fail(str(error))
 
             def open_models() -> AbstractAsyncContextManager[ModelRepository | None]:
-                if not model_repository:
+                if not model_repository and not is_multi_model:
                     return contextlib.nullcontext()
-                return ModelRepository(
-                    *model_repository,
-                    mode=model_control_mode.value,
+                repository = ModelRepository(
+                    *model_repository or (),
+                    mode="explicit" if is_multi_model else model_control_mode.value,
                     load_models=load_model or (),
                     poll_seconds=repository_poll_secs,
                     auto_complete=not disable_auto_complete_config,
@@ -285,6 +286,12 @@ def serve(
                     engines=engines,
                     engine_config=engine_config,
                 )
+                if is_multi_model:
+                    from disconnect_watch.server.multi_model import MultiModel
+
+                    assert isinstance(cloud, MultiModel)
+                    cloud.places = repository
+                return repository
 
             try:
                 serve_until_signal(
@@ -325,6 +332,10 @@ def _cloud(sagemaker: bool, vertex: bool, model: str) -> "CloudMode | None":
 
     if sagemaker and vertex:
         raise ValueError("--allow-sagemaker and Vertex AI exclude each other, choose one")
+    if sagemaker and os.environ.get("SAGEMAKER_MULTI_MODEL") == "true":
+        from disconnect_watch.server.multi_model import MultiModel
+
+        return MultiModel.from_environment(os.environ)
     if sagemaker:
         return SageMaker.from_environment(os.environ)
     if not model:

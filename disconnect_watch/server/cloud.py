@@ -5,7 +5,7 @@ of their own in the place of ``Inference-Header-Content-Length``. What comes by 
 answered by the routes that are there anyway, and cancelled in the same way.
 
 Source: SageMaker "Custom inference code", Vertex AI "Custom container requirements", and
-Triton's servers for both. SageMaker's multi-model endpoints are not served.
+Triton's servers for both.
 """
 
 import re
@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from disconnect_watch.server.documents import encode
 
-__all__ = ["CloudMode", "SageMaker", "VertexAI"]
+__all__ = ["App", "CloudMode", "Message", "Receive", "Refusal", "SageMaker", "Send", "VertexAI"]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
