@@ -104,3 +104,17 @@ def test_who_leaves_in_the_middle_has_asked_for_nothing(
             assert answer(client) == 4 * NUM
     assert len(model.requests) == 1
     assert frontend.stats().num_live == 0
+
+
+def test_a_large_body_that_does_not_come_loses_its_connection(
+    model: FunctionModel, frontend: Frontend
+) -> None:
+    request = request_of(4 * NUM, 1.0)
+    with serving_frontend(frontend, read_timeout=0.3) as server, Client(server.port) as client:
+        client.sock.sendall(request[:300])
+        try:
+            rest = client.read_rest()
+        except ConnectionError:
+            rest = b""
+        assert rest == b""
+    assert model.requests == []
