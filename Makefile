@@ -167,6 +167,7 @@ bench-engine: $(VENV)/.dev
 # Triton; about 5 minutes on an idle machine.
 bench-frontend: $(VENV)/.dev
 	$(BIN)/python -m bench.frontend
+	$(BIN)/python -m bench.tables
 
 # A real Triton asked at its own HTTP port and through the gateway; some minutes.
 bench-gateways: $(VENV)/.dev .venv-triton/bin/tritonserver

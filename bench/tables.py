@@ -16,9 +16,20 @@ REPOSITORY = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 PAGES = tuple(
     REPOSITORY / page
-    for page in ("README.md", "bench/README.md", "docs/engine.md", "docs/gateways.md")
+    for page in (
+        "README.md",
+        "bench/README.md",
+        "docs/engine.md",
+        "docs/gateways.md",
+        "docs/models.md",
+    )
 )
 MARKED = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- /measured -->)", re.DOTALL)
+
+
+#: A model that went on for so long without its client was not cancelled: it works for 1.2 s,
+#: and its client leaves at its beginning.
+NEVER_MS = 1000.0
 
 
 class Results:
@@ -36,6 +47,10 @@ class Results:
     def of(self, row: str, percentile: str = "median") -> str:
         """One number of a row."""
         return _number(self._rows[row][percentile])
+
+    def median(self, row: str) -> float:
+        """The median as a number."""
+        return self._rows[row]["median"]
 
     def span(self, row: str) -> str:
         """The median with its interval."""
@@ -459,7 +474,88 @@ def _invariant() -> str:
 
 
 #: What stands between the marks, by the name in them.
+def _frontend() -> str:
+    results = Results("frontend")
+    bare = "uvicorn's {}"
+
+    def row(said: str, of: str) -> list[str]:
+        ours, theirs = f"ours: {of}", f"Triton: {of}"
+        has_peer = results.has(theirs)
+        return [
+            said,
+            results.span(ours),
+            results.of(theirs) if has_peer else "",
+            f"{results.ratio(ours, theirs if has_peer else bare)} "
+            + ("Triton's" if has_peer else "uvicorn's `{}`"),
+        ]
+
+    return _table(
+        ["microseconds of CPU", "ours [95 %]", "Triton", "beside it"],
+        [
+            ["uvicorn, which answers `{}` to the same request", results.span(bare), "", ""],
+            row("infer of FP32[1,16] in JSON, model in the server", "infer, in the server"),
+            row(
+                "the same, with its line in the log",
+                "infer, in the server, with its line in the log",
+            ),
+            row("the same, Python model in a worker process", "infer, in a worker process"),
+            row("a chunk of a stream of 20, in the server", "a chunk of a stream, in the server"),
+            row(
+                "the same, Python model in a worker process",
+                "a chunk of a stream, in a worker process",
+            ),
+        ],
+    )
+
+
+def _frontend_copies() -> str:
+    results = Results("frontend")
+    return _table(
+        ["16 MiB of a binary tensor, there and back", "copies of each byte"],
+        [
+            [said, results.of(f"copies of each byte, {of}")]
+            for said, of in (
+                ("model in the server", "16 MiB there and back, in the server"),
+                ("model in a worker process", "through a worker process"),
+            )
+        ],
+    )
+
+
+def _frontend_leaves() -> str:
+    results = Results("frontend")
+
+    def cell(server: str, way: str, how: str) -> str:
+        of = f"{server}, leave to end: {way}, {how}"
+        if not results.has(of):
+            return ""
+        is_heard = results.median(of) < NEVER_MS
+        return f"{results.of(of)} ms" if is_heard else "never, it ran to its end"
+
+    def queued(server: str) -> str:
+        of = f"{server}, run all the same: queued, FIN"
+        if not results.has(of):
+            return ""
+        return "is run all the same" if results.median(of) else "never runs"
+
+    rows = [
+        [f"{way}, {how}", cell("ours", way, how), cell("Triton", way, how)]
+        for way in (
+            "infer",
+            "generate",
+            "generate_stream, chunks flowing",
+            "generate_stream, before its first chunk",
+        )
+        for how in ("FIN", "reset")
+    ]
+    rows.append(["infer, waiting behind another, FIN", queued("ours"), queued("Triton")])
+    return _table(["the client leaves; until its model stops", "ours", "Triton"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "frontend": _frontend,
+    "frontend_copies": _frontend_copies,
+    "frontend_leaves": _frontend_leaves,
     "gateways": _gateways,
     "gateways_cost": _gateways_cost,
     "headline": _headline,
