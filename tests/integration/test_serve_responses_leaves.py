@@ -197,6 +197,27 @@ def test_a_client_of_the_background_leaves_and_nothing_is_cancelled(
     assert found.usage.output_tokens == 6
 
 
+def test_a_client_of_the_background_that_leaves_before_it_is_stored_cancels_nothing(
+    store: HeldStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving_engine(packaged_engine(), store=store) as serving:
+        tokenize = serving.backend.tokenize
+        client = Client(serving.port)
+
+        def leaving(text: str, **options: Any) -> list[int]:
+            # In a thread: the loop hears of the leave meanwhile.
+            client.sock.close()
+            wait_left(serving)
+            return tokenize(text, **options)
+
+        monkeypatch.setattr(serving.backend, "tokenize", leaving)
+        body = SHORT | {"input": "word " * 1000, "background": True}
+        post(client, body, "whole")
+        assert outcome_of(serving).kind == "finished"
+        assert num_stored(serving, store) == 1
+        wait_until(serving.is_idle)
+
+
 @pytest.mark.parametrize("is_background", [False, True])
 def test_who_only_follows_leaves_at_once_and_cancels_nothing(
     serving: Serving, store: HeldStore, is_background: bool

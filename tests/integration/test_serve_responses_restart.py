@@ -63,6 +63,9 @@ def test_a_server_that_is_killed_leaves_nothing_in_progress(tmp_path: Path) -> N
             assert "stopped before its end" in found.error.message
             *_, last = client.responses.retrieve(response_id, stream=True)
             assert last.type == "response.failed"
+            # Also for who has heard more than the new server knows of.
+            (end,) = client.responses.retrieve(response_id, stream=True, starting_after=1000)
+            assert (end.type, end.sequence_number) == ("response.failed", 1001)
         assert client.responses.cancel(in_background).status == "failed"
         # Who goes on from one of before is given what it said.
         more = client.responses.create(**ASK, previous_response_id=whole.id)

@@ -147,14 +147,17 @@ def _ending_of(outcome: Outcome | None, error: RequestError | None) -> Ending:
     return failed(str(error), kind=error_document(error.status, "")["error"]["type"], usage=usage)
 
 
-def failed(message: str, *, kind: str, usage: dict[str, object] | None = None) -> Ending:
+def failed(
+    message: str, *, kind: str, usage: dict[str, object] | None = None, is_cut: bool = False
+) -> Ending:
     """The end of a response that came to no result.
 
     Args:
         kind: as of an error of the API.
+        is_cut: see ``Ending``.
     """
     error = {"code": "server_error", "message": message, "type": kind}
-    return Ending(status="failed", at=int(time.time()), usage=usage, error=error)
+    return Ending(status="failed", at=int(time.time()), usage=usage, error=error, is_cut=is_cut)
 
 
 def _usage_of(outcome: Outcome) -> dict[str, object]:

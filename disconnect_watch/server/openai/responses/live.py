@@ -58,7 +58,6 @@ class Live:
     def accept(self) -> None:
         """It is queued, and stored if it is to be."""
         self._is_accepted = True
-        self.transcript.has_begun = not self.transcript.is_background
         self._accepted.set()
 
     def add(self, piece: Piece) -> None:
@@ -112,13 +111,13 @@ class Live:
         try:
             while True:
                 news.clear()
+                if token is not None and token.reason in LEAVES:
+                    raise CancelledByPeer(f"the client left: {token.reason}")
                 while (event := self.transcript.event(number)) is not None:
                     yield _frame(event)
                     number += 1
                 if self.is_over:
                     return
-                if token is not None and token.reason in LEAVES:
-                    raise CancelledByPeer(f"the client left: {token.reason}")
                 await news.wait()
         finally:
             if token is not None:
@@ -132,9 +131,11 @@ class Live:
 
 def frames_of(transcript: Transcript, number: int) -> Iterator[bytes]:
     """The events of one that is over, from a number on, as frames."""
-    while (event := transcript.event(number)) is not None:
+    event = transcript.event(number) or transcript.cut_event(number)
+    while event is not None:
         yield _frame(event)
         number += 1
+        event = transcript.event(number)
 
 
 def _frame(event: dict[str, object]) -> bytes:

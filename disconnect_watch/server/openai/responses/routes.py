@@ -150,10 +150,15 @@ async def _plan_of(
     chat = asked.as_chat(messages_of(asked.instructions, [*before, *items]))
     # Before the prompt is made: what is refused anyway is not worth it.
     generation_of(chat, "")
-    generation = generation_of(chat, await prompt_of(backend, chat))
+    try:
+        generation = generation_of(chat, await prompt_of(backend, chat))
+    except InvalidFieldError as error:
+        # What the chat calls messages came in as the input.
+        param = "input" if error.param == "messages" else error.param
+        raise InvalidFieldError(param, str(error)) from error
     head = _head_of(asked, record.request_id)
     return Plan(
-        Transcript(head=head, input_items=items),
+        Transcript(head=head, input_items=items, has_begun=not asked.background),
         backend,
         generation,
         is_stored=asked.is_stored,

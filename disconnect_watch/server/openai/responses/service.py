@@ -31,7 +31,7 @@ from disconnect_watch.server.openai.responses.errors import (
 from disconnect_watch.server.openai.responses.generate import Plan, failed, generate
 from disconnect_watch.server.openai.responses.live import Live
 from disconnect_watch.server.openai.responses.sqlite_store import SqliteStore
-from disconnect_watch.server.openai.responses.store import Entry, ResponseStore
+from disconnect_watch.server.openai.responses.store import Entry, ResponseStore, StoreError
 from disconnect_watch.server.openai.responses.transcript import Transcript
 from disconnect_watch.token import CancelToken
 
@@ -244,7 +244,9 @@ class Responses:
         if not await store.is_abandoned(entry.response_id):
             return entry
         ending = failed(
-            "the server that generated the response stopped before its end", kind="server_error"
+            "the server that generated the response stopped before its end",
+            kind="server_error",
+            is_cut=True,
         )
         transcript = msgspec.json.decode(entry.body, type=Transcript).ended(ending)
         body = msgspec.json.encode(transcript)
@@ -258,7 +260,14 @@ class Responses:
         """The store; whatever in it was left behind has been given its end."""
         if self._opening is None:
             self._opening = asyncio.create_task(self._sweep())
-        return await asyncio.shield(self._opening)
+        opening = self._opening
+        try:
+            return await asyncio.shield(opening)
+        except StoreError:
+            # A store that is away for a moment is asked again.
+            if self._opening is opening:
+                self._opening = None
+            raise
 
     async def _sweep(self) -> ResponseStore:
         store = self._store = self._store or SqliteStore()

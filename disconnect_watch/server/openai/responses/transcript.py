@@ -36,6 +36,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
         usage: numbers of tokens; None if it did not come to be generated.
         error: ``code`` and ``message``, of one that failed.
         incomplete_reason: why one that is incomplete stopped.
+        is_cut: whether it had said more than is known, to whoever listened.
     """
 
     status: Literal["completed", "incomplete", "failed", "cancelled"]
@@ -43,6 +44,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     usage: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     incomplete_reason: str | None = None
+    is_cut: bool = False
 
 
 class Transcript(msgspec.Struct, kw_only=True):
@@ -138,6 +140,12 @@ class Transcript(msgspec.Struct, kw_only=True):
                 return None
             event = self._closing(rest[place])
         return event | {"sequence_number": number}
+
+    def cut_event(self, number: int) -> dict[str, Any] | None:
+        """The end for who has heard more events than are known; None where nothing was lost."""
+        if self.ending is None or not self.ending.is_cut:
+            return None
+        return self._closing("response.failed") | {"sequence_number": number}
 
     def _names_before(self) -> tuple[str, ...]:
         """Of the events before the text; grows at its end only, and before the first piece."""
