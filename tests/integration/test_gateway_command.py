@@ -13,13 +13,12 @@ from tests.support.command import FREE_PORTS, running
 from tests.support.documents import run_blocks
 from tests.support.net import wait_until
 from tests.support.serve import Client
-from tests.support.triton import TritonProcess, serving_gateway, triton
+from tests.support.triton import TritonProcess, shared_triton
 
 
 @pytest.fixture(scope="module", autouse=True)
 def small() -> Iterator[TritonProcess]:
-    """One server for all; before any test, since gRPC's own threads live as long as the process."""
-    with triton() as process, serving_gateway(process.port):
+    with shared_triton() as process:
         yield process
 
 
@@ -60,6 +59,10 @@ def root_logger() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ([], "give one of --triton and --http"),
+        (["--http", "http://a", "--triton", "grpc://a"], "give one of --triton and --http"),
+        (["--http", "grpc://a"], "give http://HOST:PORT"),
+        (["--http", "http://a", "--api-keys", "keys"], "--api-keys go with --triton"),
         (["--triton", "http://a:8000"], "give grpc://HOST:PORT"),
         (["--triton", "grpc://a,grpc://a:8001"], "grpc://a:8001 is named twice"),
         (["--triton", "grpc://a", "--triton-header", "key"], "give NAME=VALUE"),

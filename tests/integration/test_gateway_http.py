@@ -10,13 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from disconnect_watch import cli
 from disconnect_watch.server import Frontend, ServeOptions, bind
 from disconnect_watch.server.reverse_proxy import ReverseProxy
 from disconnect_watch.server.run import make_server
 from disconnect_watch.testing import LeavingClient, Way
 from disconnect_watch.watcher import Watcher
-from tests.support.command import FREE_PORTS, running
+from tests.support.command import running
 from tests.support.net import PATIENCE, held_port, wait_until
 from tests.support.raw import Served, serving_raw
 from tests.support.serve import (
@@ -289,21 +288,3 @@ def test_the_command_passes_on_and_ends_in_order(behind: Upstream) -> None:
         server.process.terminate()
         assert server.wait() == 0
         assert "Traceback" not in "".join(server.lines)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ([], "give one of --triton and --http"),
-        (["--http", "http://a", "--triton", "grpc://a"], "give one of --triton and --http"),
-        (["--http", "grpc://a"], "give http://HOST:PORT"),
-        (["--http", "http://a", "--api-keys", "keys"], "--api-keys go with --triton"),
-    ],
-)
-def test_what_makes_no_sense_is_said_to_make_none(
-    capsys: pytest.CaptureFixture[str], options: list[str], said: str
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.app(["gateway", *FREE_PORTS, *options])
-    assert caught.value.code == 2
-    assert said in capsys.readouterr().err

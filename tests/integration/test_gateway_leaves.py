@@ -10,19 +10,16 @@ import pytest
 
 from disconnect_watch import CancelToken, Reason
 from disconnect_watch.backends.infer import Code, InferError, InferRequest, InferTensor
-from disconnect_watch.backends.triton import Endpoint, TritonRepository
 from disconnect_watch.server import ServeOptions
 from disconnect_watch.testing import LeavingClient, Way
-from tests.support.loops import LoopRunner
 from tests.support.net import until, wait_until
 from tests.support.serve import Client, request_bytes
-from tests.support.triton import Gateway, TritonProcess, serving_gateway, triton
+from tests.support.triton import Gateway, TritonProcess, serving_gateway, shared_triton
 
 
 @pytest.fixture(scope="module", autouse=True)
 def small() -> Iterator[TritonProcess]:
-    """One server for all; before any test, since gRPC's own threads live as long as the process."""
-    with triton() as process, serving_gateway(process.port):
+    with shared_triton() as process:
         yield process
 
 
@@ -124,66 +121,65 @@ def request_of(token: CancelToken, name: str) -> InferRequest:
     )
 
 
+# These run on the gateway's loop: an event that gRPC has for a loop which is closed is reported
+# by whichever loop comes next (1.85).
+
+
 def test_a_token_ends_the_call_whatever_thread_it_is_set_from(
-    run: LoopRunner, small: TritonProcess
+    gateway: Gateway, small: TritonProcess
 ) -> None:
     async def main() -> None:
         token = CancelToken()
-        async with TritonRepository([Endpoint("127.0.0.1", small.port)]) as remote:
-            await remote.refresh("inference", "waits", None)
-            name = f"token {id(token)}"
+        await gateway.remote.refresh("inference", "waits", None)
+        model = gateway.remote.find("waits")
 
-            async def ask() -> None:
-                async for _ in remote.find("waits").infer(request_of(token, name)):
-                    raise AssertionError
+        async def ask() -> None:
+            async for _ in model.infer(request_of(token, "token")):
+                raise AssertionError
 
-            asking = asyncio.create_task(ask())
-            await until(lambda: small.of("begin", id=name))
-            await asyncio.get_running_loop().run_in_executor(None, token.cancel)
-            with pytest.raises(InferError) as caught:
-                await asking
-            assert caught.value.code is Code.CANCELLED
-            await until(lambda: small.of("cancelled", id=name))
-            # One that is set already is not sent at all.
-            with pytest.raises(InferError, match="cancelled"):
-                await anext(remote.find("waits").infer(request_of(token, "never")))
-            assert remote.upstreams()[0].outcomes == {"cancelled": 1}
+        asking = asyncio.create_task(ask())
+        await until(lambda: small.of("begin", id="token"))
+        await asyncio.get_running_loop().run_in_executor(None, token.cancel)
+        with pytest.raises(InferError) as caught:
+            await asking
+        assert caught.value.code is Code.CANCELLED
+        await until(lambda: small.of("cancelled", id="token"))
+        # One that is set already is not sent at all.
+        with pytest.raises(InferError, match="cancelled"):
+            await anext(model.infer(request_of(token, "never")))
+        assert gateway.remote.upstreams()[0].outcomes == {"cancelled": 1}
 
-    run(main)
+    gateway.on_loop(main())
 
 
-def test_who_stops_reading_a_stream_cancels_it(run: LoopRunner, small: TritonProcess) -> None:
+def test_who_stops_reading_a_stream_cancels_it(gateway: Gateway, small: TritonProcess) -> None:
     async def main() -> None:
-        async with TritonRepository([Endpoint("127.0.0.1", small.port)]) as remote:
-            await remote.refresh("inference", "stream", None)
-            name = f"closed {id(remote)}"
-            request = request_of(CancelToken(), name)
-            request.inputs = [InferTensor("INPUT0", "INT32", (1,), (1).to_bytes(4, "little"))]
-            request.parameters = {"then": "wait"}
-            responses = remote.find("stream").infer(request)
-            assert (await anext(responses)).outputs
-            await responses.aclose()
-            await until(lambda: small.of("cancelled", id=name))
+        await gateway.remote.refresh("inference", "stream", None)
+        request = request_of(CancelToken(), "closed")
+        request.inputs = [InferTensor("INPUT0", "INT32", (1,), (1).to_bytes(4, "little"))]
+        request.parameters = {"then": "wait"}
+        responses = gateway.remote.find("stream").infer(request)
+        assert (await anext(responses)).outputs
+        await responses.aclose()
+        await until(lambda: small.of("cancelled", id="closed"))
 
-    run(main)
+    gateway.on_loop(main())
 
 
 def test_a_task_that_is_cancelled_cancels_its_call_and_stays_cancelled(
-    run: LoopRunner, small: TritonProcess
+    gateway: Gateway, small: TritonProcess
 ) -> None:
     async def main() -> None:
-        async with TritonRepository([Endpoint("127.0.0.1", small.port)]) as remote:
-            await remote.refresh("inference", "waits", None)
-            name = f"task {id(remote)}"
-            token = CancelToken()
-            responses = remote.find("waits").infer(request_of(token, name))
-            asking = asyncio.ensure_future(anext(responses))
-            await until(lambda: small.of("begin", id=name))
-            asking.cancel()
-            token.cancel()  # which is no excuse for another error
-            with suppress(asyncio.CancelledError):
-                await asking
-            assert asking.cancelled()
-            await until(lambda: small.of("cancelled", id=name))
+        await gateway.remote.refresh("inference", "waits", None)
+        token = CancelToken()
+        responses = gateway.remote.find("waits").infer(request_of(token, "task"))
+        asking = asyncio.ensure_future(anext(responses))
+        await until(lambda: small.of("begin", id="task"))
+        asking.cancel()
+        token.cancel()  # which is no excuse for another error
+        with suppress(asyncio.CancelledError):
+            await asking
+        assert asking.cancelled()
+        await until(lambda: small.of("cancelled", id="task"))
 
-    run(main)
+    gateway.on_loop(main())

@@ -9,17 +9,14 @@ import httpx
 import pytest
 
 from disconnect_watch.backends.infer import InferRequest, InferTensor
-from disconnect_watch.backends.triton import Endpoint, TritonRepository
-from tests.support.loops import LoopRunner
 from tests.support.net import held_port, until, wait_until
 from tests.support.serve import Client
-from tests.support.triton import Gateway, TritonProcess, serving_gateway, triton
+from tests.support.triton import Gateway, TritonProcess, serving_gateway, shared_triton, triton
 
 
 @pytest.fixture(scope="module", autouse=True)
 def small() -> Iterator[TritonProcess]:
-    """One server for all; before any test, since gRPC's own threads live as long as the process."""
-    with triton() as process, serving_gateway(process.port):
+    with shared_triton() as process:
         yield process
 
 
@@ -95,28 +92,28 @@ def test_a_triton_that_comes_back_is_asked_again() -> None:
             wait_until(lambda: infer(gateway, "identity").status_code == 200)
 
 
-def test_what_could_not_be_sent_goes_to_another(run: LoopRunner, small: TritonProcess) -> None:
-    async def main() -> None:
-        with triton() as dying:
-            endpoints = [Endpoint("127.0.0.1", port) for port in (dying.port, small.port)]
-            async with TritonRepository(endpoints) as remote:
-                await remote.refresh("inference", "identity", None)
-                gone, there = remote._fleet.upstreams
-                dying.kill()
-                await until(lambda: not gone.is_connected)
-                # As if the news had not come yet; and it is the one with the fewest.
-                gone.is_connected = True
-                there.num_outstanding += 1
-                name = f"elsewhere {id(remote)}"
-                tensor = InferTensor("INPUT0", "FP32", (1,), bytes(4))
-                request = InferRequest(id=name, inputs=[tensor])
-                (response,) = [each async for each in remote.find("identity").infer(request)]
-                assert response.error is None
-                assert not gone.is_connected
-                assert gone.outcomes == {}
-        await until(lambda: small.of("begin", id=name))
+def test_what_could_not_be_sent_goes_to_another(small: TritonProcess) -> None:
+    with triton() as dying, serving_gateway(dying.port, small.port) as gateway:
 
-    run(main)
+        async def main() -> None:
+            remote = gateway.remote
+            await remote.refresh("inference", "identity", None)
+            gone, there = remote._fleet.upstreams
+            dying.kill()
+            await until(lambda: not gone.is_connected)
+            # As if the news had not come yet; and it is the one with the fewest.
+            gone.is_connected = True
+            there.num_outstanding += 1
+            tensor = InferTensor("INPUT0", "FP32", (1,), bytes(4))
+            request = InferRequest(id="elsewhere", inputs=[tensor])
+            (response,) = [each async for each in remote.find("identity").infer(request)]
+            there.num_outstanding -= 1
+            assert response.error is None
+            assert not gone.is_connected
+            assert gone.outcomes == {}
+
+        gateway.on_loop(main())
+        small.wait_for("begin", id="elsewhere")
 
 
 def test_each_request_goes_to_the_one_with_the_fewest(small: TritonProcess) -> None:

@@ -12,7 +12,7 @@ import pytest
 from disconnect_watch.backends.triton import Connecting, HeaderPassing
 from tests.support.net import wait_until
 from tests.support.tls import PEM
-from tests.support.triton import Gateway, TritonProcess, serving_gateway, triton
+from tests.support.triton import Gateway, TritonProcess, serving_gateway, shared_triton, triton
 
 #: What goes to a model is a float, but for these.
 DATATYPES = {"stream": "INT32", "told": "BYTES"}
@@ -20,8 +20,7 @@ DATATYPES = {"stream": "INT32", "told": "BYTES"}
 
 @pytest.fixture(scope="module", autouse=True)
 def small() -> Iterator[TritonProcess]:
-    """One server for all; before any test, since gRPC's own threads live as long as the process."""
-    with triton() as process, serving_gateway(process.port):
+    with shared_triton() as process:
         yield process
 
 

@@ -110,6 +110,7 @@ def metrics_of(frontend: Frontend, watcher: Watcher | None = None) -> Metrics:
         watcher=lambda: nothing if watcher is None else watcher.stats(),
         frontend=frontend.stats,
         models=frontend.model_statistics,
+        upstreams=frontend.remote.upstreams if frontend.remote is not None else None,
         outcomes=lambda: frontend.outcomes,
         signals=lambda: frontend.ledger.signals,
     )

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ from disconnect_watch.server import Frontend, FrontendOptions, Metrics, ServeOpt
 from disconnect_watch.server.run import make_server
 from disconnect_watch.watcher import Watcher
 from tests.support.net import PATIENCE, wait_until
-from tests.support.serve import LOOPS, ThreadedServer
+from tests.support.serve import LOOPS, Client, ThreadedServer, metrics_of
 
 #: Runs the server, and has the kernel kill it should this process die before it.
 _LAUNCH = """
@@ -99,6 +100,22 @@ def triton(*options: str) -> Iterator[TritonProcess]:
         process.kill()
 
 
+@contextlib.contextmanager
+def shared_triton() -> Iterator[TritonProcess]:
+    """A server for all tests of a module, to be there before the first of them.
+
+    gRPC makes threads and fds as it comes to need them, and has them as long as it has a
+    channel: what it needs for a stream and a cancel is made here.
+    """
+    with triton() as process, serving_gateway(process.port) as gateway:
+        with Client(gateway.port) as client:
+            path = "/v2/models/stream/generate_stream"
+            client.post(path, {"INPUT0": 1, "then": "wait", "id": "first"})
+            client.read_until(b"\n\n")
+        process.wait_for("cancelled", id="first")
+        yield process
+
+
 @dataclass
 class Gateway:
     """The frontend before some Tritons, under the server that the command runs."""
@@ -153,21 +170,21 @@ def serving_gateway(
     )
     frontend = Frontend(remote=remote, options=FrontendOptions(**options))
     watcher = Watcher()
-    metrics = Metrics(
-        engine=None,
-        watcher=watcher.stats,
-        num_unacked=lambda: frontend.stats().num_unacked,
-        upstreams=remote.upstreams,
-    )
+    metrics = metrics_of(frontend, watcher)
     server = make_server(frontend, metrics, serve or ServeOptions(), watcher=watcher)
+    serve_http = server.serve
+
+    async def serve_all(sockets: list[socket.socket] | None = None) -> None:
+        async with remote:
+            await serve_http(sockets)
+
+    server.serve = serve_all  # type: ignore[method-assign]
     http = ThreadedServer(server, bind("127.0.0.1", 0), make_loop=LOOPS["uvloop"])
     gateway = Gateway(http, frontend, remote, metrics)
     try:
-        gateway.on_loop(remote.__aenter__())
         wait_until(lambda: gateway.num_ready() >= (len(ports) if ready is None else ready))
         yield gateway
         wait_until(gateway.is_idle)
     finally:
-        gateway.on_loop(remote.__aexit__())
         http.stop()
         watcher.close()

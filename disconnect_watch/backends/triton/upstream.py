@@ -23,6 +23,8 @@ __all__ = ["Upstream"]
 
 #: Seconds for an answer of a Triton that does not have to work for it.
 ANSWER_WITHIN = 5.0
+#: Seconds for what gRPC still says of a channel that was closed.
+LAST_EVENT_WITHIN = 1.0
 
 _logger = logging.getLogger("disconnect_watch.gateway")
 
@@ -52,10 +54,8 @@ class Upstream:
         self._states: dict[tuple[str, str], IndexEntry] = {}
         self._probed = asyncio.Event()
         self._is_due = asyncio.Event()
-        self._tasks = [
-            asyncio.create_task(self._follow()),
-            asyncio.create_task(self._probe_again_and_again()),
-        ]
+        self._following = asyncio.create_task(self._follow())
+        self._probing = asyncio.create_task(self._probe_again_and_again())
 
     def stats(self) -> UpstreamStats:
         """How it is now."""
@@ -112,16 +112,22 @@ class Upstream:
 
     async def close(self) -> None:
         """Cancel what it still has, and close the channel. Idempotent."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._probing.cancel()
+        await asyncio.gather(self._probing, return_exceptions=True)
         self.is_connected = self.is_ready = False
         await self._channel.close()
+        # gRPC tells it of the end by an event for this loop, which is not to be closed before:
+        # an event for a closed loop keeps those behind it from the others (1.85).
+        await asyncio.wait([self._following], timeout=LAST_EVENT_WITHIN)
+        self._following.cancel()
+        await asyncio.gather(self._following, return_exceptions=True)
 
     async def _follow(self) -> None:
         """Keep ``is_connected`` what the channel is, and the channel connecting."""
         while True:
             state = self._look_at_channel()
+            if state is grpc.ChannelConnectivity.SHUTDOWN:
+                return
             self._is_due.set()
             await self._channel.wait_for_state_change(state)
 
