@@ -109,7 +109,7 @@ class Call:
 
     is_done = False
 
-    def cancel(self) -> None:
+    def _cancel(self, details: str) -> None:
         self.is_done = True
 
     def done(self) -> bool:
