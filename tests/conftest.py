@@ -55,6 +55,7 @@ BEYOND_THE_CORE = [
     "machines/test_engine_machine.py",
     "machines/test_invariant_machine.py",
     "machines/test_pool_machine.py",
+    "machines/test_responses_machine.py",
     "machines/test_scheduler_machine.py",
     "proxies",
     "servers",

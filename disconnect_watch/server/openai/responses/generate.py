@@ -23,7 +23,7 @@ import msgspec
 
 from disconnect_watch.backends import Backend
 from disconnect_watch.engine import Outcome
-from disconnect_watch.server.errors import FailedError, RequestError
+from disconnect_watch.server.errors import AbortedError, FailedError, RequestError
 from disconnect_watch.server.generation import Generation
 from disconnect_watch.server.openai.errors import error_document
 from disconnect_watch.server.openai.logprobs import chat_logprobs
@@ -75,6 +75,8 @@ async def generate(
             # Before it is queued: whoever is told of it finds it, whatever happens to us.
             with told():
                 await (await open_store()).create(_entry_of(live, live.transcript, created_at))
+            if live.is_deleted:
+                raise AbortedError("the response was deleted before it was queued")
         outcome = await _run(frontend, live, plan)
         error = None if outcome.kind == "finished" else error_of(outcome)
     except RequestError as refused:
