@@ -29,8 +29,9 @@ REASONS = {
     "infer_params_model": _UNORDERED,
     "gen_id": _UNORDERED,
 }
-#: That of ``serve`` alone, where the request of these is answered without a model.
-NOT_HERE = {"infer_shape_rank"}
+#: Those of ``serve`` alone: Triton says which of two inputs it names first; and there is no
+#: page at the root of the gateway.
+NOT_HERE = {"get_root", "infer_shape_rank"}
 
 
 def infer_body(text: str, delay: float) -> dict[str, Any]:
