@@ -40,6 +40,7 @@ from disconnect_watch.server.openai.responses.routes import (
     list_input_items,
     retrieve_response,
 )
+from disconnect_watch.server.openapi import openapi
 from disconnect_watch.server.tracking import Tracking
 from disconnect_watch.server.v2.routes import V2
 
@@ -92,6 +93,7 @@ def create_app(
             _route("GET", "/metrics", scrape),
             _route("GET", "/health", health),
             *_live_routes(frontend),
+            _route("GET", "/openapi.json", openapi),
             _route("GET", "/v1/models", list_models),
             _route("GET", "/v1/models/{model:path}", retrieve_model),
             _route("POST", "/v1/completions", completions),

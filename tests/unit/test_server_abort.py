@@ -73,6 +73,18 @@ async def test_who_gives_up_waiting_leaves_the_flag_set() -> None:
     assert live.waiters == []
 
 
+#: Ids that others have, whole and changed; and what looks like all of them.
+VICTIM = "0123456789abcdef" * 2
+STRANGE = (
+    VICTIM,
+    VICTIM[:8],
+    VICTIM.upper(),
+    f" {VICTIM}",
+    f"{VICTIM}\0",
+    f"resp_{VICTIM}",
+    "*",
+    "%",
+)
 ROUTES = (
     "/v1/requests/cancel",
     "/v1/admin/cancel_all",
@@ -80,10 +92,16 @@ ROUTES = (
     "/abort_requests",
     "/v1/requests/%2A/cancel",
     "/v1/requests//cancel",
+    f"/v1/requests/{VICTIM}/cancel",
+    f"/v1/requests/{VICTIM[:8]}/cancel",
 )
 NAMES = ("request_ids", "rid", "abort_all", "confirm", "wait", "all", "")
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.sampled_from(["*", "%"]),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=5)
+    | st.sampled_from([*STRANGE, VICTIM * 1000]),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=6,
 )
@@ -91,15 +109,27 @@ BODIES = (
     st.binary(max_size=40)
     | VALUES.map(lambda value: json.dumps(value).encode())
     | st.dictionaries(st.sampled_from(NAMES), VALUES).map(lambda value: json.dumps(value).encode())
+    # What makes sense and names another's request; what is nested without end; what is huge.
+    | st.sampled_from(
+        [
+            json.dumps({"request_ids": [*STRANGE]}).encode(),
+            json.dumps({"rid": VICTIM}).encode(),
+            json.dumps({"rid": VICTIM, "abort_all": True}).encode(),
+            b'{"request_ids":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+            json.dumps({"request_ids": ["x" * 128] * 257}).encode(),
+            b'{"rid":"' + b"x" * (1 << 20) + b'"}',
+        ]
+    )
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(route=st.sampled_from(ROUTES), body=BODIES, key=st.sampled_from(["bob", "gateway"]))
 def test_no_body_cancels_what_it_does_not_name_and_own(route: str, body: bytes, key: str) -> None:
     async def main() -> None:
         frontend = Frontend(ScriptedBackend("a"))
         victim, own = record(), record()
+        victim.request_id = VICTIM
         own.owner, own.client_id = key, "not named in any of these"
         frontend.ledger.begin(victim)
         frontend.ledger.begin(own)

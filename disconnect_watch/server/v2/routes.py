@@ -5,7 +5,7 @@ restricted category is asked for before the method is looked at.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from disconnect_watch.server.v2.failures import failure_of
 from disconnect_watch.server.v2.generate import generate, generate_stream
 from disconnect_watch.server.v2.infer import infer
 
-__all__ = ["V2"]
+__all__ = ["V2", "Route", "paths"]
 
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 Handler = Callable[[Call], Awaitable[Answer | None]]
@@ -101,6 +101,37 @@ _OTHERS: tuple[tuple[re.Pattern[str], dict[str, Route]], ...] = (
         },
     ),
 )
+
+
+#: Of ``_OTHERS``, as a document writes them.
+_TEMPLATES = (
+    *(
+        f"/v2/{kind}sharedmemory{region}/{action}"
+        for kind in ("system", "cuda")
+        for region in ("", "/region/{region}")
+        for action in ("status", "register", "unregister")
+    ),
+    "/v2/repository/index",
+    "/v2/repository/{repository}/index",
+    *(
+        f"/v2/repository{repository}/models/{{model}}/{action}"
+        for repository in ("", "/{repository}")
+        for action in ("load", "unload")
+    ),
+)
+
+
+def paths() -> Iterator[tuple[str, Route]]:
+    """Every path with its route; what stands for a name is in braces."""
+    of_models = (
+        f"/v2/models/{{model}}{version}{f'/{action}' if action else ''}"
+        for version in ("", "/versions/{version}")
+        for action in _OF_MODEL
+    )
+    for template in (*_FIXED, *of_models, *_TEMPLATES):
+        route, _ = _find(template.replace("{version}", "1"))
+        if route is not None:
+            yield template, route
 
 
 class V2:
