@@ -31,7 +31,8 @@ outcome has, and what its client is told. In every cell
 - at the end all gauges are zero and all KV blocks are free.
 
 `infer` is a model in a process of its own, which has no prefill; embeddings have no decode. Where
-two ask at once, the reason is that of the first, whichever it is.
+two ask at once, the reason is that of the first, whichever it is; and a reset that the server's own
+read meets before the watcher does is told as `fin`.
 
 """
 

@@ -136,7 +136,9 @@ def test_nothing_that_the_document_allows_breaks_the_server(
                     case.headers = {**(case.headers or {}), **headers}
                     response = case.call(base_url=base, timeout=60)
                     wrong = broken(case.path, response)
-                    if wrong:
+                    asked_for = json.dumps([dict(case.headers), case.body], default=str)
+                    is_deadline = response.status_code == 504 and "imeout" in asked_for
+                    if wrong and not is_deadline:
                         body = json.dumps(case.body, default=str)[:300]
                         found.append(f"{case.method} {case.formatted_path} {body}: {wrong}")
 
