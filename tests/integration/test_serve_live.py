@@ -14,6 +14,7 @@ import pytest
 
 from disconnect_watch.keys import Caller, KeyRing, Role, digest_of
 from disconnect_watch.server import Frontend
+from disconnect_watch.server.documents import encode
 from disconnect_watch.server.live import hub
 from disconnect_watch.server.options import FrontendOptions
 from tests.support.backends import ScriptedBackend
@@ -102,7 +103,7 @@ def test_a_cancel_is_shown_with_its_latency_and_what_it_spared(serving: Serving)
 def test_frames_that_say_nothing_new_are_not_sent(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Mock(wraps=hub.encode)
+    made = Mock(wraps=encode)
     monkeypatch.setattr(hub, "encode", made)
     monkeypatch.setattr(hub, "TICK", 0.001)
     monkeypatch.setattr(hub, "MAX_UNCHANGED", 1_000_000)

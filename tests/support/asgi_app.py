@@ -161,6 +161,7 @@ def build(route: Decorator) -> FastAPI:
             await wait(name)
         except asyncio.CancelledError:
             return Response("sorry", status_code=503)
+        return Response("never")
 
     @app.post("/sync/{name}")
     @route
