@@ -137,7 +137,7 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(BIN)/mypy disconnect_watch pytest_disconnect_watch.py tests bench
-	$(BIN)/python -m mypy.stubtest disconnect_watch._core disconnect_watch.aio._fast \
+	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml disconnect_watch._core disconnect_watch.aio._fast \
 		disconnect_watch.adapters._fast disconnect_watch.engine._math
 
 fmt: $(VENV)/.dev
