@@ -67,7 +67,8 @@ class SamplingParams:
             lambda v: 0 <= v <= sys.float_info.max,
         )
         _require("top_p", self.top_p, (int, float), "above 0, at most 1", lambda v: 0 < v <= 1)
-        _require("top_k", self.top_k, int, "at least 0", lambda v: v >= 0)
+        # No vocabulary is larger, and the sampler keeps it in a tensor, on a GPU of int32.
+        _require("top_k", self.top_k, int, "in [0, 2**31)", lambda v: 0 <= v < 2**31)
         if self.seed is not None:
             _require("seed", self.seed, int, "in [-2**63, 2**64)", lambda v: -(2**63) <= v < 2**64)
         if not isinstance(self.ignore_eos, bool):

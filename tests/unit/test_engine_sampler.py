@@ -136,6 +136,7 @@ def test_seeds_have_sequences_of_their_own() -> None:
         ("top_p", 0.0),
         ("top_p", 1.1),
         ("top_k", -1),
+        ("top_k", 2**31),
         ("seed", 2**64),
         ("seed", "x"),
         ("ignore_eos", 1),
