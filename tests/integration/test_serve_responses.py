@@ -448,6 +448,7 @@ def test_calls_of_functions_are_shown_to_the_template(
         ({"input": []}, "input", "input is empty"),
         ({"input": 5}, "input", "Expected"),
         ({"input": [{"role": "nobody", "content": "x"}]}, "input", "input[0].role"),
+        ({"input": [{"role": ["user"], "content": "x"}]}, "input", "input[0].role"),
         ({"input": [{"role": "user"}]}, "input", "input[0].content"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "of text"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "item_reference"),

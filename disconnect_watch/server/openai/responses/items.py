@@ -63,7 +63,7 @@ def _item(where: str, item: dict[str, Any], number: str) -> dict[str, Any]:
 
 def _message(where: str, item: dict[str, Any], item_id: str) -> dict[str, Any]:
     role = item.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise InvalidFieldError(
             "input", f"{where}.role is {shown(role)}, it must be one of {', '.join(ROLES)}"
         )
