@@ -119,6 +119,8 @@ class RequestLedger:
             return
 
         def expire() -> None:
+            if not self.is_live(record):
+                return  # What it was handed over to has a deadline of its own.
             self.signal(record, Reason.DEADLINE)
             record.token.cancel(Reason.DEADLINE)
 

@@ -131,7 +131,26 @@ def test_a_request_is_counted_once_for_each_end_that_it_was_asked_for() -> None:
 async def test_a_time_that_is_over_is_a_signal_and_a_cancel() -> None:
     ledger = RequestLedger()
     late, early = record(), record()
+    ledger.begin(late)
+    ledger.begin(early)
     with ledger.deadline(early, 60.0), ledger.deadline(late, 0.0):
         await until(lambda: late.token.cancelled)
     assert (late.token.reason, early.token.reason) == (Reason.DEADLINE, None)
     assert ledger.signals == {Reason.DEADLINE: 1}
+
+
+@pytest.mark.asyncio
+async def test_the_time_of_what_was_handed_over_is_not_told_by_its_clients_part() -> None:
+    ledger = RequestLedger()
+    first = record()
+    ledger.begin(first)
+    second = RequestRecord(CancelToken(), request_id=first.request_id, owner="alice")
+    other = record()
+    ledger.begin(other)
+    # The same time for both, so that the first is over when the other is.
+    with ledger.deadline(first, 0.0), ledger.deadline(other, 0.0):
+        ledger.hand_over(first, second)
+        await until(lambda: other.token.cancelled)
+        await asyncio.sleep(0)
+    assert ledger.signals == {Reason.DEADLINE: 1}
+    assert not first.token.cancelled
