@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from disconnect_watch.errors import cut
 from disconnect_watch.keys import Caller, Role
+from disconnect_watch.server.access import RequestRecord
 from disconnect_watch.server.cancel import Cancelled, cancel
 from disconnect_watch.server.documents import encode
 from disconnect_watch.server.errors import ForbiddenError, RequestError
@@ -151,22 +152,26 @@ async def _cancel(request: Request, names: Sequence[str], *, wait: float) -> lis
         len(names),
         weight=SERVICE_WEIGHT if caller.role is Role.SERVICE else 1.0,
     )
-    # Each once, however often it was named.
-    once = {
-        name: _cancel_named(frontend.ledger, caller, name, wait=wait)
-        for name in dict.fromkeys(names)
-    }
-    results = dict(zip(once, await asyncio.gather(*once.values()), strict=True))
-    return [results[name] for name in names]
+    # Each once, however often it was named; and all are looked for before any is cancelled, since
+    # one name that cannot be told apart is the answer to the whole request.
+    once = {name: _find(frontend.ledger, caller, name) for name in dict.fromkeys(names)}
+    results = await asyncio.gather(
+        *(_cancel_found(frontend.ledger, once[name], name, wait=wait) for name in once)
+    )
+    by_name = dict(zip(once, results, strict=True))
+    return [by_name[name] for name in names]
 
 
-async def _cancel_named(
-    ledger: RequestLedger, caller: Caller, name: str, *, wait: float
-) -> Cancelled:
+def _find(ledger: RequestLedger, caller: Caller, name: str) -> RequestRecord | None:
     try:
-        record = ledger.find(caller, name)
+        return ledger.find(caller, name)
     except AmbiguousNameError as error:
-        raise AmbiguousError(str(error)) from error
+        raise AmbiguousError(f"'{cut(name)}': {error}") from error
+
+
+async def _cancel_found(
+    ledger: RequestLedger, record: RequestRecord | None, name: str, *, wait: float
+) -> Cancelled:
     if record is None:
         return Cancelled(name, "not_found")
     return await cancel(ledger, record, name=name, wait=wait)

@@ -302,6 +302,19 @@ def test_a_name_of_two_live_requests_cancels_neither(serving: Serving) -> None:
         assert serving.outcomes == {}
 
 
+def test_a_batch_with_a_name_of_two_cancels_none_of_it(serving: Serving) -> None:
+    with Client(serving.port) as one, Client(serving.port) as other, Client(serving.port) as third:
+        for client, name in ((one, "twice"), (other, "twice"), (third, "once")):
+            send(client, *ASKS["chat_stream"], X_Request_Id=name)
+            client.read_until(b'"content"')
+        for path in ("/v1/requests/cancel", "/abort_requests"):
+            status, _, answer = call(serving, path, {"request_ids": ["once", "twice"]})
+            assert status == 409
+            assert "'twice'" in str(answer["error"])
+        wait_generated(serving)
+        assert serving.outcomes == {}
+
+
 def test_all_are_cancelled_by_an_admin_who_confirms(serving: Serving) -> None:
     path = "/v1/admin/cancel_all"
     with Client(serving.port) as one, Client(serving.port) as other:
