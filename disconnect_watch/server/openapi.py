@@ -22,7 +22,7 @@ from disconnect_watch.server.guard import Access, access_to
 from disconnect_watch.server.openai.chat import chat_completions
 from disconnect_watch.server.openai.completions import completions
 from disconnect_watch.server.openai.embeddings import embeddings
-from disconnect_watch.server.openai.responses.routes import count_input_tokens, create_response
+from disconnect_watch.server.openai.responses import routes as responses
 from disconnect_watch.server.openai.responses.schema import ResponseRequest
 from disconnect_watch.server.openai.schema import ChatRequest, CompletionRequest, EmbeddingRequest
 from disconnect_watch.server.v2 import routes as v2
@@ -35,8 +35,8 @@ _BODIES: Mapping[Callable[..., Any], type[msgspec.Struct]] = {
     completions: CompletionRequest,
     chat_completions: ChatRequest,
     embeddings: EmbeddingRequest,
-    create_response: ResponseRequest,
-    count_input_tokens: ResponseRequest,
+    responses.create_response: ResponseRequest,
+    responses.count_input_tokens: ResponseRequest,
     abort.cancel_one: abort.CancelOne,
     abort.cancel_many: abort.CancelMany,
     abort.cancel_all: abort.CancelAll,
@@ -45,6 +45,20 @@ _BODIES: Mapping[Callable[..., Any], type[msgspec.Struct]] = {
 }
 #: Whose body may be left out.
 _OPTIONAL = {abort.cancel_one}
+
+#: By endpoint: what may stand behind the question mark.
+_QUERIES: Mapping[Callable[..., Any], Mapping[str, dict[str, Any]]] = {
+    responses.retrieve_response: {
+        "stream": {"type": "boolean"},
+        "starting_after": {"type": "integer", "minimum": 0},
+    },
+    responses.cancel_response: {"wait": {"type": "integer", "minimum": 0, "maximum": 60}},
+    responses.list_input_items: {
+        "limit": {"type": "integer", "minimum": 1, "maximum": responses.MAX_PAGE},
+        "order": {"enum": ["asc", "desc"]},
+        "after": {"type": "string"},
+    },
+}
 
 _TENSOR = {
     "type": "object",
@@ -170,6 +184,10 @@ def _operation(method: str, path: str, endpoint: Callable[..., Any]) -> dict[str
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": _of_parameter(name)}
         for name in re.findall(r"\{(\w+)\}", path)
+    ]
+    parameters += [
+        {"name": name, "in": "query", "required": False, "schema": values}
+        for name, values in _QUERIES.get(endpoint, {}).items()
     ]
     if access_to(path) is Access.USE and method == "POST":
         parameters += [

@@ -1,7 +1,9 @@
 """The OpenAPI document is what is served, and nothing that it allows breaks the server."""
 
 import contextlib
+import inspect
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +16,7 @@ from starlette.routing import Route
 from disconnect_watch.backends.embedder import EmbedderBackend
 from disconnect_watch.server import Frontend, create_app
 from disconnect_watch.server.guard import Access, access_to
+from disconnect_watch.server.openai.responses import routes as responses
 from disconnect_watch.server.v2 import routes as v2
 from tests.support.backends import ScriptedBackend
 from tests.support.bert import random_embedder
@@ -67,6 +70,24 @@ async def test_every_route_is_in_the_document_and_nothing_else() -> None:
             assert ("security" in operation) is not is_open, path
     for name in ("ChatRequest", "CompletionRequest", "EmbeddingRequest", "CancelMany"):
         assert name in document["components"]["schemas"]
+
+
+@pytest.mark.asyncio
+async def test_every_query_that_a_route_reads_is_in_the_document() -> None:
+    document = (await request_app(ScriptedBackend(), "GET", "/openapi.json")).json()
+    listed = {
+        parameter["name"]
+        for operations in document["paths"].values()
+        for operation in operations.values()
+        for parameter in operation.get("parameters", ())
+        if parameter["in"] == "query"
+    }
+    source = inspect.getsource(responses)
+    read = re.findall(
+        r'(?:_number\(request, |_is_true\(request, |query_params\.get\()"(\w+)"', source
+    )
+    assert len(read) == 6
+    assert listed == set(read)
 
 
 def test_every_template_leads_to_a_route() -> None:
