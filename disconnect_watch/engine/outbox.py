@@ -29,6 +29,10 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._outputs)
 
+    def is_open(self, key: str) -> bool:
+        """Whether that is the key of a sibling of a request which has not ended."""
+        return key in self._texts
+
     def open(self, request: Request) -> None:
         """Expect tokens of a request and its siblings."""
         if request.params.is_best_of:

@@ -77,9 +77,8 @@ class RequestRegistry:
         Raises:
             DuplicateRequestError: its id is in use.
         """
-        if any(sibling.key in self._live for sibling in request.siblings) or (
-            request.request_id in self._first
-        ):
+        # Not the live ones alone: a key that has ended still has its text, until all have.
+        if any(self._outbox.is_open(sibling.key) for sibling in request.siblings):
             raise DuplicateRequestError(request.request_id)
         self._first[request.request_id] = request
         self._outbox.open(request)

@@ -238,6 +238,28 @@ def test_an_id_that_reads_like_a_siblings_key_is_refused_while_that_lives() -> N
     assert outcome_of(run_to_end(engine)["a#1"]).kind == "finished"
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_an_id_that_reads_like_the_key_of_an_answer_that_has_ended_is_refused(index: int) -> None:
+    """Symptom: with the end of the other answers came a KeyError, and the end of the engine."""
+    engine = make_engine()
+    submit(engine, "a", n=2)
+    answers = by_index(run_to_end(engine)["a"])
+    first_tokens = [tokens_of(answers[0])[0], tokens_of(answers[1])[0]]
+    assert first_tokens[0] != first_tokens[1]
+    submit(engine, "a", n=2, stop_token_ids=(first_tokens[index],))
+    request = engine.find("a")
+    assert request is not None
+    ended = request.siblings[index]
+    while ended.status != "ended":
+        engine.step()
+    assert request.outcome is None
+    with pytest.raises(DuplicateRequestError):
+        submit(engine, ended.key, n=1)
+    assert outcome_of(run_to_end(engine)["a"]).kind == "finished"
+    submit(engine, ended.key, n=1)
+    assert outcome_of(run_to_end(engine)[ended.key]).kind == "finished"
+
+
 def test_the_likeliest_of_several_answers_are_told_at_the_end() -> None:
     engine = make_engine()
     submit(engine, "all", n=4)
