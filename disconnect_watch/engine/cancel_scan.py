@@ -52,7 +52,8 @@ class CancelScan:
         if request.deadline_ns is not None:
             self._num_live_deadlines -= 1
             if len(self._deadlines) > 2 * self._num_live_deadlines + MAX_OLD_DEADLINES:
-                self._deadlines = [e for e in self._deadlines if e[2].status != "ended"]
+                # The outcome, not the status: it may have siblings that live on.
+                self._deadlines = [e for e in self._deadlines if e[2].outcome is None]
                 heapify(self._deadlines)
 
     def has_fired(self, clock: Callable[[], int]) -> bool:

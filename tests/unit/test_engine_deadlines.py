@@ -1,11 +1,13 @@
 """Requests that are given a time: cancelled when it is over, whatever they are doing."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from disconnect_watch.engine import Engine, Outcome, RequestOutput, SamplingParams
+from disconnect_watch.engine.cancel_scan import MAX_OLD_DEADLINES
 from disconnect_watch.token import CancelToken, Reason
 from tests.support.engine import make_engine, run_to_end
 
@@ -115,6 +117,31 @@ def test_deadlines_of_those_who_end_long_before_are_not_kept() -> None:
     outcomes = {output.request_id: output.outcome for output in engine.step()}
     assert outcomes["stays"] is not None
     assert outcomes["stays"].reason is Reason.DEADLINE
+
+
+def test_the_deadline_of_answers_outlives_the_first_of_them() -> None:
+    """Symptom: a request whose first answer had ended ran on when its time was over."""
+    engine, clock = make()
+    answers = SamplingParams(n=2, max_tokens=60, temperature=1.0, seed=7, ignore_eos=True)
+    engine.add_request(LONG, answers, request_id="alone")
+    first_output = run_to_end(engine)["alone"][0]
+    assert first_output.index == 0
+    stops = replace(answers, stop_token_ids=first_output.token_ids)
+    first = engine.add_request(LONG, stops, request_id="stays", time_limit=2.0)
+    while first.status != "ended":
+        engine.step()
+    # So many deadlines of others pass away that room is made among them.
+    short = SamplingParams(max_tokens=1, ignore_eos=True)
+    for index in range(MAX_OLD_DEADLINES + 3):
+        engine.add_request([1], short, request_id=str(index), time_limit=3600.0)
+    while engine.stats().num_waiting + engine.stats().num_running > 1:
+        engine.step()
+    assert len(engine._scan._deadlines) < MAX_OLD_DEADLINES
+    assert first.outcome is None
+    clock.advance(2)
+    [output] = engine.step()
+    assert output.outcome is not None
+    assert output.outcome.reason is Reason.DEADLINE
 
 
 @pytest.mark.parametrize("time_limit", [-1, math.nan, math.inf])
