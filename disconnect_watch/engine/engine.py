@@ -3,6 +3,7 @@
 import logging
 import secrets
 from collections.abc import Sequence
+from operator import index
 from pathlib import Path
 from typing import Self
 
@@ -128,8 +129,9 @@ class Engine(EngineCore):
                 whatever it is doing then; None for no limit.
 
         Raises:
-            ValueError: the prompt is empty, no unicode, or has a token id out of range;
-                priority or time_limit is none; or more answers are wanted than can ever wait.
+            ValueError: the prompt is empty, no unicode, or has a token id that is out of range or
+                no integer; priority or time_limit is none; or more answers are wanted than can
+                ever wait.
             PromptTooLongError: it leaves no room to generate.
 
         Threads: any.
@@ -144,7 +146,7 @@ class Engine(EngineCore):
                     f"time_limit is {time_limit}, it must be in [0, {MAX_TIME_LIMIT}] seconds"
                 )
             deadline_ns = self.clock() + int(time_limit * 1e9)
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _integers(prompt)
         if not token_ids:
             raise ValueError("prompt has no tokens, send at least one")
         if len(token_ids) >= self.max_model_len:
@@ -191,6 +193,14 @@ class Engine(EngineCore):
         )
         self.admit(request)
         return request
+
+
+def _integers(token_ids: Sequence[int]) -> list[int]:
+    """Return a list of them; a float would only be found where it is the end of the engine."""
+    try:
+        return list(map(index, token_ids))
+    except TypeError as error:
+        raise ValueError(f"prompt has a token id that is no integer: {error}") from error
 
 
 def _size_cache(

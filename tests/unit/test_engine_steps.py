@@ -143,10 +143,12 @@ def test_a_prompt_that_leaves_no_room_is_refused() -> None:
         ([], "no tokens"),
         ([264], "outside"),
         ([-1], "outside"),
+        # Symptom: it came as far as the prefix cache, and was the end of the engine.
+        ([1.0, 2.0, 3.0, 4.0, 5.0], "no integer"),
         ("\udc80", "lone"),
     ],
 )
-def test_a_prompt_that_is_no_prompt_is_refused(prompt: str | list[int], message: str) -> None:
+def test_a_prompt_that_is_no_prompt_is_refused(prompt: Any, message: str) -> None:
     engine = make_engine()
     with pytest.raises(ValueError, match=message):
         engine.add_request(prompt, request_id="a")
