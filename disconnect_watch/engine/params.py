@@ -66,6 +66,8 @@ class SamplingParams:
             # An integer may be finite and yet no float.
             lambda v: 0 <= v <= sys.float_info.max,
         )
+        # A float, since torch would make an integer of an integer, which may not hold it.
+        object.__setattr__(self, "temperature", float(self.temperature))
         _require("top_p", self.top_p, (int, float), "above 0, at most 1", lambda v: 0 < v <= 1)
         # No vocabulary is larger, and the sampler keeps it in a tensor, on a GPU of int32.
         _require("top_k", self.top_k, int, "in [0, 2**31)", lambda v: 0 <= v < 2**31)

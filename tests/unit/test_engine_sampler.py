@@ -123,6 +123,13 @@ def test_seeds_have_sequences_of_their_own() -> None:
     assert not first & shifted
 
 
+def test_a_temperature_that_is_a_great_integer_is_that_temperature() -> None:
+    """Symptom: torch could not hold it, so the request failed."""
+    scores = torch.zeros(1, 8)
+    whole, real = SamplingParams(temperature=10**30), SamplingParams(temperature=1e30)
+    assert draw(whole, num=50, scores=scores) == draw(real, num=50, scores=scores)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
