@@ -37,6 +37,7 @@ class CoreMachine(RuleBasedStateMachine):
         seed=st.integers(1, 9),
         priority=st.integers(0, 2),
         time_limit_ns=st.none() | st.integers(0, 12),
+        stops_at_every=st.none() | st.integers(2, 6),
         has_left=st.booleans(),
     )
     def submit(
@@ -49,6 +50,7 @@ class CoreMachine(RuleBasedStateMachine):
         seed: int,
         priority: int,
         time_limit_ns: int | None,
+        stops_at_every: int | None,
         has_left: bool,
     ) -> None:
         self.engine.submit(
@@ -59,6 +61,7 @@ class CoreMachine(RuleBasedStateMachine):
             seed=seed,
             priority=priority,
             time_limit_ns=time_limit_ns,
+            stops_at_every=stops_at_every,
             has_left=has_left,
         )
 

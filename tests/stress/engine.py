@@ -60,7 +60,9 @@ def _operate(engine: ModelEngine, rng: random.Random) -> None:
             num_answers=rng.choice((1, 1, 1, 2, 3)),
             seed=rng.randint(1, 40),
             priority=rng.choice((0, 0, 0, 1, 2)),
-            time_limit_ns=rng.choice((None, None, rng.randint(0, 30))),
+            # The long ones are outlived: so many deadlines of the ended are thrown away at times.
+            time_limit_ns=rng.choice((None, None, rng.randint(0, 30), 5_000)),
+            stops_at_every=rng.choice((None, None, 5)),
             has_left=rng.random() < 0.05,
         )
     elif choice < 0.36:

@@ -23,11 +23,12 @@ from disconnect_watch.engine.params import SamplingParams
 from disconnect_watch.engine.request import Request
 from disconnect_watch.token import CancelToken, Reason
 from tests.support.engine import engine_tokenizer
-from tests.support.model_runner import ModelRunner, next_token
+from tests.support.model_runner import VOCAB_SIZE, ModelRunner, next_token
 
 __all__ = ["MAX_MODEL_LEN", "NAMES", "Client", "ModelEngine"]
 
-NAMES = tuple(f"r{index}" for index in range(8))
+#: The last one reads like the key of the first one's second answer.
+NAMES = (*(f"r{index}" for index in range(7)), "r0#1")
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 24
 MAX_QUEUE = 12
@@ -43,6 +44,7 @@ class Client:
     num_answers: int
     seed: int
     deadline_ns: int | None
+    stop_token_ids: tuple[int, ...] = ()
     token: CancelToken = field(default_factory=CancelToken)
     answers: dict[int, list[int]] = field(default_factory=dict)
 
@@ -55,6 +57,8 @@ class Client:
         num_tokens = min(self.max_tokens, MAX_MODEL_LEN - len(self.prompt))
         for _ in range(num_tokens):
             tokens.append(next_token(self.seed + index, tokens))
+            if tokens[-1] in self.stop_token_ids:
+                break
         return tokens[len(self.prompt) :]
 
 
@@ -100,17 +104,28 @@ class ModelEngine:
         seed: int = 1,
         priority: int = 0,
         time_limit_ns: int | None = None,
+        stops_at_every: int | None = None,
         has_left: bool = False,
     ) -> None:
-        """A client comes; it may be gone before it is admitted."""
+        """A client comes; it may be gone before it is admitted.
+
+        Args:
+            stops_at_every: of so many tokens one ends an answer, so that answers end apart.
+        """
         deadline_ns = None if time_limit_ns is None else self.now_ns + time_limit_ns
-        client = Client(name, prompt, max_tokens, num_answers, seed, deadline_ns)
+        stop_token_ids = tuple(range(0, VOCAB_SIZE, stops_at_every)) if stops_at_every else ()
+        client = Client(name, prompt, max_tokens, num_answers, seed, deadline_ns, stop_token_ids)
         if has_left:
             client.token.cancel(Reason.FIN)
         request = Request(
             name,
             prompt,
-            params=SamplingParams(max_tokens=max_tokens, n=num_answers, ignore_eos=True),
+            params=SamplingParams(
+                max_tokens=max_tokens,
+                n=num_answers,
+                ignore_eos=True,
+                stop_token_ids=stop_token_ids,
+            ),
             seed=seed,
             cancel=client.token,
             priority=priority,
@@ -118,15 +133,18 @@ class ModelEngine:
         )
         request.fan_out(num_answers)
         is_full = self.core.stats().num_waiting + num_answers > MAX_QUEUE
+        is_taken = any(
+            set(client.all_keys()) & set(other.all_keys()) for other in self.live.values()
+        )
         try:
             self.core.admit(request)
         except QueueFullError:
             assert is_full
         except DuplicateRequestError:
-            assert name in self.live
+            assert is_taken
         else:
             assert not is_full
-            assert name not in self.live
+            assert not is_taken
             self.live[name] = client
             self.num_accepted += 1
         self.check()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from disconnect_watch.engine.outcome import Sampled
 from disconnect_watch.engine.schedule import LayerCheck, ScheduledRow
 
-__all__ = ["NUM_LAYERS", "ModelRunner", "next_token"]
+__all__ = ["NUM_LAYERS", "VOCAB_SIZE", "ModelRunner", "next_token"]
 
 NUM_LAYERS = 3
 VOCAB_SIZE = 250
