@@ -248,6 +248,20 @@ def test_the_async_client_is_served_as_well(serving: Serving) -> None:
         ("chat/completions", {"messages": [{}]}, 400, "messages", "messages[0].role is null"),
         ("chat/completions", {"messages": "hi"}, 400, "messages", "Expected `array`"),
         ("chat/completions", {"top_logprobs": 1}, 400, "top_logprobs", "needs logprobs"),
+        (
+            "chat/completions",
+            {"logprobs": True, "top_logprobs": 21},
+            400,
+            "top_logprobs",
+            "top_logprobs is 21",
+        ),
+        (
+            "chat/completions",
+            {"max_completion_tokens": 0},
+            400,
+            "max_completion_tokens",
+            "max_completion_tokens is 0",
+        ),
         ("chat/completions", {"tool_choice": "required"}, 400, "tool_choice", "cannot do"),
         (
             "chat/completions",

@@ -51,7 +51,9 @@ def generation_of(request: GenerationRequest, prompt: Prompt) -> Generation:
         params = SamplingParams(**{k: v for k, v in asked.items() if v is not None})
     except ValueError as error:
         # Each complaint of the parameters begins with the field's name.
-        raise InvalidFieldError(str(error).split()[0], str(error)) from error
+        name, _, complaint = str(error).partition(" ")
+        name = _told_as(request, name)
+        raise InvalidFieldError(name, f"{name} {complaint}") from error
     if request.stream and params.is_best_of:
         raise InvalidFieldError("best_of", "best_of cannot be streamed, ask for n alone")
     return Generation(
@@ -93,6 +95,16 @@ def _is_tokens(value: Any) -> bool:
         and bool(value)
         and all(isinstance(token, int) and not isinstance(token, bool) for token in value)
     )
+
+
+def _told_as(request: GenerationRequest, name: str) -> str:
+    """The field of a request that a parameter of the engine came from."""
+    if isinstance(request, ChatRequest):
+        if name == "logprobs":
+            return "top_logprobs"
+        if name == "max_tokens" and request.max_completion_tokens is not None:
+            return "max_completion_tokens"
+    return name
 
 
 def _max_tokens(request: GenerationRequest) -> int:
