@@ -9,6 +9,7 @@ from disconnect_watch.engine.errors import CheckpointError
 from disconnect_watch.engine.families import COMMON, FAMILIES, HARMLESS, Family
 from disconnect_watch.engine.json_file import read_object
 from disconnect_watch.engine.rope_config import DynamicScaling, RopeConfig, YarnScaling
+from disconnect_watch.errors import shown
 
 __all__ = ["ModelConfig"]
 
@@ -70,6 +71,11 @@ class ModelConfig:
             raise CheckpointError(
                 f"{self.num_heads} attention heads cannot share {self.num_kv_heads} key/value heads"
             )
+        if self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim:
+            raise CheckpointError(
+                f"{self.rotary_dim} of {self.head_dim} dimensions of a head cannot be turned in "
+                "pairs: head_dim and partial_rotary_factor do not fit"
+            )
 
     @property
     def rotary_dim(self) -> int:
@@ -98,9 +104,20 @@ class ModelConfig:
         """Translate a ``config.json`` in the form of Hugging Face.
 
         Raises:
-            CheckpointError: an unknown architecture, a missing field, or a feature that would
-                silently change the results if it were ignored.
+            CheckpointError: an unknown architecture, a missing field, a value that is none of its
+                field, or a feature that would silently change the results if it were ignored.
         """
+        try:
+            return cls._from_dict(raw)
+        except CheckpointError:
+            raise
+        except KeyError as error:
+            raise CheckpointError(f"config.json has no {error.args[0]!r}") from error
+        except (ArithmeticError, TypeError, ValueError) as error:
+            raise CheckpointError(f"config.json has a value of the wrong kind: {error}") from error
+
+    @classmethod
+    def _from_dict(cls, raw: Mapping[str, Any]) -> "ModelConfig":
         architecture = (raw.get("architectures") or ["(none)"])[0]
         family = FAMILIES.get(architecture)
         if family is None:
@@ -110,42 +127,50 @@ class ModelConfig:
             )
         _refuse_unknown(raw, family)
         raw = {**family.defaults, **raw}
-        try:
-            num_heads = int(raw["num_attention_heads"])
-            num_layers = int(raw["num_hidden_layers"])
-            rope = RopeConfig.from_dict(raw)
-            if rope.partial_factor != 1 and "partial_rotary_factor" not in family.fields:
-                raise CheckpointError(f"{architecture} cannot have a partial_rotary_factor")
-            biased = bool(raw.get("attention_bias"))
-            scalar = raw.get("query_pre_attn_scalar")
-            return cls(
-                vocab_size=int(raw["vocab_size"]),
-                hidden_size=int(raw["hidden_size"]),
-                intermediate_size=int(raw["intermediate_size"]),
-                num_layers=num_layers,
-                num_heads=num_heads,
-                num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
-                head_dim=int(raw.get("head_dim") or raw["hidden_size"] // num_heads),
-                max_position_embeddings=_max_length(int(raw["max_position_embeddings"]), rope),
-                rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-                rope=rope,
-                tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-                activation=_activation(raw),
-                windows=_windows(raw, family, num_layers),
-                attention_scale=None if scalar is None else float(scalar) ** -0.5,
-                attention_softcap=float(raw.get("attn_logit_softcapping") or 0.0),
-                logit_softcap=float(raw.get("final_logit_softcapping") or 0.0),
-                dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
-                eos_token_ids=_token_ids(raw.get("eos_token_id")),
-                **{
-                    "qkv_bias": biased,
-                    "output_bias": biased,
-                    "mlp_bias": bool(raw.get("mlp_bias")),
-                    **family.features,
-                },
-            )
-        except KeyError as error:
-            raise CheckpointError(f"config.json has no {error.args[0]!r}") from error
+        hidden_size = _count(raw, "hidden_size")
+        num_heads = _count(raw, "num_attention_heads")
+        num_layers = _count(raw, "num_hidden_layers")
+        rope = RopeConfig.from_dict(raw)
+        if rope.partial_factor != 1 and "partial_rotary_factor" not in family.fields:
+            raise CheckpointError(f"{architecture} cannot have a partial_rotary_factor")
+        biased = bool(raw.get("attention_bias"))
+        scalar = raw.get("query_pre_attn_scalar")
+        return cls(
+            vocab_size=_count(raw, "vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=_count(raw, "intermediate_size"),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=_count(raw, "num_key_value_heads", default=num_heads),
+            head_dim=_count(raw, "head_dim", default=hidden_size // num_heads),
+            max_position_embeddings=_max_length(_count(raw, "max_position_embeddings"), rope),
+            rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rope=rope,
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            activation=_activation(raw),
+            windows=_windows(raw, family, num_layers),
+            attention_scale=None if scalar is None else float(scalar) ** -0.5,
+            attention_softcap=float(raw.get("attn_logit_softcapping") or 0.0),
+            logit_softcap=float(raw.get("final_logit_softcapping") or 0.0),
+            dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+            eos_token_ids=_token_ids(raw.get("eos_token_id")),
+            **{
+                "qkv_bias": biased,
+                "output_bias": biased,
+                "mlp_bias": bool(raw.get("mlp_bias")),
+                **family.features,
+            },
+        )
+
+
+def _count(raw: Mapping[str, Any], name: str, *, default: int | None = None) -> int:
+    """Read how many there are of something; ``default`` stands for null and for no field."""
+    value = raw[name] if default is None or raw.get(name) is not None else default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise CheckpointError(
+            f"config.json has {name!r} {shown(value)}, it must be an integer of at least 1"
+        )
+    return value
 
 
 def _refuse_unknown(raw: Mapping[str, Any], family: Family) -> None:

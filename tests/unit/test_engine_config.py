@@ -145,6 +145,41 @@ def test_heads_that_cannot_be_grouped_are_refused() -> None:
         parse(num_key_value_heads=4)
 
 
+@pytest.mark.parametrize("value", [None, "64", -1, 0, 1.5, True, [64], {}, math.nan])
+@pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "vocab_size"])
+def test_a_size_that_is_none_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(CheckpointError, match=f"'{field}' .*, it must be an integer of at least 1"):
+        parse(**{field: value})
+
+
+@pytest.mark.parametrize("field", ["num_key_value_heads", "head_dim"])
+def test_a_size_that_may_be_left_out_may_be_null_but_not_zero(field: str) -> None:
+    without = {name: value for name, value in TINY_CONFIG.items() if name != field}
+    # What the six heads can share.
+    without |= {"hidden_size": 96}
+    assert ModelConfig.from_dict({**without, field: None}) == ModelConfig.from_dict(without)
+    with pytest.raises(CheckpointError, match=f"'{field}' 0, it must be"):
+        parse(**{field: 0})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"architectures": 1.5},
+        {"architectures": {"a": 1}},
+        {"rms_norm_eps": "small"},
+        {"rope_theta": [1]},
+        {"rope_scaling": "linear"},
+        {"rope_scaling": {"rope_type": ["linear"]}},
+        {"eos_token_id": 1.5},
+        {"head_dim": 15},
+    ],
+)
+def test_a_value_that_is_none_of_its_field_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError):
+        parse(**fields)
+
+
 def test_a_missing_field_is_named() -> None:
     raw = {key: value for key, value in TINY_CONFIG.items() if key != "hidden_size"}
     with pytest.raises(CheckpointError, match="no 'hidden_size'"):
