@@ -166,6 +166,10 @@ def _async_stream(behavior: Callable[..., AsyncGenerator[Any, None]], call: _Cal
                 except StopAsyncIteration:
                     return
                 yield response
+        except GeneratorExit:
+            # gRPC takes no more. Where tasks start eagerly it closes this before its task ends.
+            call.cancel()
+            raise
         finally:
             await responses.aclose()
             call.finish()
