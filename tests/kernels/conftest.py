@@ -1,26 +1,15 @@
 """Triton's kernels are interpreted in these tests, on tensors of the CPU.
 
-Whether they are is decided when triton is first imported, so that happens here. What is compiled
-for a device (test_compiled.py) is compiled by a process of its own.
+What is compiled for a device (test_compiled.py) is compiled by a process of its own.
 """
 
-import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from disconnect_watch.kernels import Backend, FlagView, Kernels, kernels_for, open_view
-
-os.environ["TRITON_INTERPRET"] = "1"
-try:
-    from disconnect_watch.kernels import jit
-except ImportError:
-    lack = "triton is not installed"
-else:
-    lack = "" if jit.is_interpreted else "triton was imported before, to compile: run apart"
-finally:
-    del os.environ["TRITON_INTERPRET"]
+from tests.support.interpreted import lack
 
 
 @pytest.fixture(autouse=True)

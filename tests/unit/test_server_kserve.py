@@ -92,7 +92,7 @@ async def test_the_servers_metadata_names_it() -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("path", ["/", "/foo", "/v2/", "/v2/nope", "/v2/models/script/versions/x"])
+@pytest.mark.parametrize("path", ["/foo", "/v2/", "/v2/nope", "/v2/models/script/versions/x"])
 async def test_an_unknown_path_is_404(path: str) -> None:
     response = await request_app(ScriptedBackend(), "GET", path)
     assert (response.status_code, response.json()) == (404, {"error": "Not Found"})
