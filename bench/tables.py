@@ -433,6 +433,7 @@ def _prefill() -> str:
     results = Results("engine")
     idle = "first token on an idle engine"
     after = "first token after a prefill of 8,000 tokens was cancelled"
+    since_leave = "first token of who came when the other left"
     return _table(
         ["", "ms", "beside an idle engine"],
         [
@@ -442,6 +443,7 @@ def _prefill() -> str:
                 "",
             ],
             [after, results.of(after), results.ratio(after, idle)],
+            [since_leave, results.of(since_leave), ""],
             [idle, results.of(idle), ""],
         ],
     )
