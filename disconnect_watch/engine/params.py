@@ -12,6 +12,9 @@ __all__ = ["SamplingParams"]
 #: Stop strings are looked for in each piece of text, so their number is bounded.
 MAX_STOP = 16
 
+#: Each token is compared with all of these, between two steps of everybody.
+MAX_STOP_TOKEN_IDS = 1024
+
 #: As OpenAI's API has it; a whole vocabulary a token would be a way to read the model out.
 MAX_LOGPROBS = 20
 
@@ -32,8 +35,8 @@ class SamplingParams:
             draws one.
         ignore_eos: go on after an end token.
         stop: strings at which the text ends, at most 16; they are no part of it.
-        stop_token_ids: tokens at which generation ends, whatever ``ignore_eos`` says; their text is
-            no part of the answer.
+        stop_token_ids: tokens at which generation ends, whatever ``ignore_eos`` says, at most
+            1,024; their text is no part of the answer.
         logprobs: tell how likely each token was, and of the likeliest so many, at most 20; None
             tells nothing.
         n: how many answers to give.
@@ -86,8 +89,11 @@ class SamplingParams:
             "stop_token_ids",
             self.stop_token_ids,
             tuple,
-            "a tuple of token ids",
-            lambda v: all(isinstance(token, int) and token >= 0 for token in v),
+            f"a tuple of at most {MAX_STOP_TOKEN_IDS} token ids",
+            lambda v: (
+                len(v) <= MAX_STOP_TOKEN_IDS
+                and all(isinstance(token, int) and token >= 0 for token in v)
+            ),
         )
         if self.logprobs is not None:
             _require(

@@ -173,6 +173,7 @@ def test_neighbours_get_logprobs_only_if_they_want_them_and_as_many() -> None:
         {"stop": (1,)},
         {"stop_token_ids": [3]},
         {"stop_token_ids": (-1,)},
+        {"stop_token_ids": (1,) * 1025},
         {"logprobs": -1},
         {"logprobs": 21},
         {"logprobs": True},
