@@ -59,7 +59,7 @@ class Config:
     seed: int = 1
 
 
-FULL = Config(5, 80, 32, 30, 8000, 10, 128)
+FULL = Config(11, 80, 32, 30, 8000, 10, 128)
 QUICK = Config(1, 40, 32, 4, 2000, 2, 64)
 
 
