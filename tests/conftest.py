@@ -37,6 +37,7 @@ settings.load_profile("steady")
 #: runs on every Python and against an installed wheel, without torch; a test that does not
 #: belong there fails to import.
 BEYOND_THE_CORE = [
+    "abort",
     "clients",
     "gateways",
     "gpu",
@@ -44,6 +45,7 @@ BEYOND_THE_CORE = [
     "integration/test_doctor.py",
     "integration/test_gateway_*",
     "integration/test_hooks_*",
+    "integration/test_live_page.py",
     "integration/test_models_*",
     "integration/test_ray*",
     "integration/test_readme_servers.py",
