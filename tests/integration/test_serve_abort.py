@@ -469,7 +469,12 @@ def test_openais_sdk_does_not_begin_again_what_was_cancelled(serving: Serving) -
         assert cancel(serving, "sdk-stream")[1]["status"] == "cancelled"
         with pytest.raises(openai.APIError, match="the request was cancelled: aborted"):
             list(stream)
-    outcomes_of(serving, 2)
+        # 499 it would not repeat by itself; 504 it would, but for the header.
+        with pytest.raises(openai.APIStatusError) as caught:
+            client.chat.completions.create(**ask, extra_headers={"X-Request-Timeout": "0"})
+        assert caught.value.status_code == 504
+        assert caught.value.response.headers["x-should-retry"] == "false"
+    outcomes_of(serving, 3)
 
 
 @asks
