@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from google.protobuf import text_format
 
+from bench.worker import ECHO
 from disconnect_watch.backends.infer import InferRequest, InferResponse, InferTensor
 from disconnect_watch.backends.model_config import complete, inputs_of, outputs_of
 from disconnect_watch.backends.schema import model_config_class
@@ -26,17 +27,6 @@ NUM_CHUNKS = 20
 #: Of the environment: where the waiting models write their events, a line each.
 EVENTS_VARIABLE = "BENCH_EVENTS"
 
-_ECHO = """
-import triton_python_backend_utils as pb_utils
-class TritonPythonModel:
-    def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse(
-                [pb_utils.Tensor("Y", pb_utils.get_input_tensor_by_name(r, "X").as_numpy())]
-            )
-            for r in requests
-        ]
-"""
 _CHUNKS = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -103,7 +93,7 @@ input { name: "SECONDS" data_type: TYPE_FP32 dims: [2] }
 output { name: "TEXT" data_type: TYPE_STRING dims: [1] }
 """
 _MODELS = {
-    "echo": (_ECHO, _FLOATS),
+    "echo": (ECHO, _FLOATS),
     "chunks": (_CHUNKS, _COUNTS),
     "waits": (_WAITS, f"{_NAMED} instance_group {{ count: 2 kind: KIND_CPU }}"),
     "waits_alone": (_WAITS, f"{_NAMED} instance_group {{ count: 1 kind: KIND_CPU }}"),
