@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import count, groupby
 from typing import Any
@@ -83,18 +83,6 @@ class LiveHub:
         for ended in self._viewers:
             ended.set()
 
-    @contextlib.contextmanager
-    def viewer(self) -> Iterator[asyncio.Event]:
-        """One more who watches, as long as the block runs; yields what ends its stream."""
-        ended = asyncio.Event()
-        if self._is_closed:
-            ended.set()
-        self._viewers.add(ended)
-        try:
-            yield ended
-        finally:
-            self._viewers.discard(ended)
-
     def require_room(self) -> None:
         """Return where one more may watch.
 
@@ -113,24 +101,26 @@ class LiveHub:
         Raises:
             CancelledByPeer: the viewer has left.
         """
-        with self.viewer() as ended:
+        ended = asyncio.Event()
 
-            def leave(_: CancelToken) -> None:
-                ended.set()
+        def leave(_: CancelToken) -> None:
+            ended.set()
 
-            token.add_callback(leave, loop=asyncio.get_running_loop())
-            shown, num_unchanged = b"", 0
-            try:
-                while not ended.is_set():
-                    frame = await self._current()
-                    num_unchanged = num_unchanged + 1 if frame == shown else 0
-                    if num_unchanged in (0, MAX_UNCHANGED):
-                        shown, num_unchanged = frame, 0
-                        yield frame
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(ended.wait(), TICK)
-            finally:
-                token.remove_callback(leave)
+        self._viewers.add(ended)
+        token.add_callback(leave, loop=asyncio.get_running_loop())
+        shown, num_unchanged = b"", 0
+        try:
+            while not (self._is_closed or ended.is_set()):
+                frame = await self._current()
+                num_unchanged = num_unchanged + 1 if frame == shown else 0
+                if num_unchanged in (0, MAX_UNCHANGED):
+                    shown, num_unchanged = frame, 0
+                    yield frame
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(ended.wait(), TICK)
+        finally:
+            token.remove_callback(leave)
+            self._viewers.discard(ended)
         if token.cancelled:
             raise CancelledByPeer("the viewer left")
 
