@@ -39,6 +39,7 @@ settings.load_profile("steady")
 BEYOND_THE_CORE = [
     "abort",
     "clients",
+    "disagg",
     "gateways",
     "gpu",
     "integration/test_*_adapter*",

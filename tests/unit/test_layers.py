@@ -23,7 +23,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "adapters": {"errors", "token", "watcher", "aio"},
     "kernels": {"errors", "token"},
     "engine": {"errors", "token", "kernels"},
-    "backends": {"_core", "errors", "token", "engine", "kernels"},
+    "disagg": {"errors", "token"},
+    "backends": {"_core", "disagg", "errors", "token", "engine", "kernels"},
     "server": {
         "errors",
         "keys",
@@ -32,10 +33,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "watcher",
         "aio",
         "adapters",
+        "disagg",
         "engine",
         "backends",
     },
-    "disagg": {"errors", "token", "engine", "backends"},
     "testing": {"ports"},
     "stress": {"errors", "testing"},
     "doctor": {"adapters", "errors", "ports", "testing", "token", "watcher"},
@@ -51,6 +52,7 @@ MAY_NOT_LOAD: dict[str, set[str]] = {
     "watcher": {"asyncio", "torch"},
     "aio": {"torch", "uvloop", "uvicorn", "starlette"},
     "adapters": {"torch"},
+    "disagg": {"torch", "uvicorn", "starlette"},
     "engine": {"socket", "uvicorn", "starlette"},
     "server": {"torch"},
 }
@@ -117,6 +119,14 @@ def test_module_imports_only_layers_below_its_own(path: Path) -> None:
 def test_scheduler_knows_no_tensors(name: str) -> None:
     path = PACKAGE / "engine" / f"{name}.py"
     assert not [module for module in imports_of(path) if module.startswith(("torch", "numpy"))]
+
+
+@pytest.mark.parametrize(
+    "name", ["errors", "ledger", "pins", "reaper", "records", "remembered", "retained"]
+)
+def test_store_of_retained_blocks_knows_neither_sockets_nor_tensors(name: str) -> None:
+    path = PACKAGE / "disagg" / f"{name}.py"
+    assert not [module for module in imports_of(path) if module.startswith(("socket", "numpy"))]
 
 
 def test_core_in_c_knows_nothing_of_python() -> None:
