@@ -156,9 +156,9 @@ def count_instructions(
 
 
 def read_counts(folder: Path) -> dict[str, int]:
-    """What callgrind wrote out on request, by the label of the request."""
+    """What callgrind wrote out on request, by the label of the request; the last of each."""
     counts = {}
-    for path in folder.glob("out.*"):
+    for path in sorted(folder.glob("out.*"), key=lambda path: path.stat().st_mtime_ns):
         text = path.read_text()
         label = re.search(r"^desc: Trigger: Client Request: (.*)$", text, re.MULTILINE)
         total = re.search(r"^summary: (\d+)$", text, re.MULTILINE)
