@@ -4,14 +4,16 @@ A block is in one of four places:
 
 ==========  ==================================================================================
 used        one request or more hold it (``ref_cnt``); more than one where they share a prefix
-retained    nobody holds it, but a step that was launched may still read or write it
+retained    no request holds it, but a step that was launched may still read or write it, or a
+            transfer, or both: it is *held*
 cached      nobody holds or touches it, and its content can be found again: evictable
 free        nobody holds or touches it, and it has nothing to keep
 ==========  ==================================================================================
 
-used → retained → (ack) → cached or free; used → cached or free at once if no step is under way
-that had it; cached, or retained and published → used by a prefix hit; free, and cached by
-eviction, → used by allocation. Used + retained + cached + free is the size of the pool, always.
+used → retained → (ack, end of the transfer) → cached or free; used → cached or free at once if no
+step and no transfer is under way that had it; cached, or retained and published → used by a prefix
+hit; free, and cached by eviction, → used by allocation. Used + retained + cached + free is the size
+of the pool, always.
 
 *Ack before free.* Steps are numbered, and the number of the last step that an owner took part in
 is its *epoch*. A block goes on to the pool only when a step at least as late as the epoch of each
@@ -83,7 +85,11 @@ class BlockPool:
         # Blocks that wait for an ack, in the order in which they were given up.
         self._retained: dict[int, None] = {}
         self._owners: dict[str, _Owner] = {}
+        # Requests and transfers together, and the latter alone.
         self._ref_cnt = [0] * num_blocks
+        self._num_holds: dict[int, int] = {}
+        # Blocks that only transfers have.
+        self._num_held_only = 0
         self._generation = [0] * num_blocks
         self._epoch = [0] * num_blocks
         self._acked = 0
@@ -103,11 +109,21 @@ class BlockPool:
 
     @property
     def num_retained(self) -> int:
+        return len(self._retained) + self._num_held_only
+
+    @property
+    def num_unacked(self) -> int:
+        """How many of the retained wait for nothing but a step that is under way."""
         return len(self._retained)
 
     @property
+    def num_held(self) -> int:
+        """How many blocks transfers have, alone or beside requests."""
+        return len(self._num_holds)
+
+    @property
     def num_used(self) -> int:
-        return self.num_blocks - self.num_available - len(self._retained)
+        return self.num_blocks - self.num_available - self.num_retained
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold ``num_tokens``."""
@@ -223,12 +239,53 @@ class BlockPool:
             if not self._ref_cnt[block]:
                 freed.append(block)
                 self._settle(block)
+            elif self._is_held_only(block):
+                self._num_held_only += 1
+        freed.reverse()
+        return freed
+
+    def hold(self, owner: str, num_tokens: int) -> tuple[int, ...]:
+        """Let a transfer have the blocks of the owner's first ``num_tokens`` too, until ``unhold``.
+
+        They stay where they are, with what is in them, whatever becomes of the owner.
+
+        Returns:
+            The blocks, in the order of the tokens.
+        """
+        blocks = tuple(self._owners[owner].blocks[: self.num_blocks_for(num_tokens)])
+        for block in blocks:
+            self._ref_cnt[block] += 1
+            self._num_holds[block] = self._num_holds.get(block, 0) + 1
+        return blocks
+
+    def unhold(self, blocks: Sequence[int]) -> list[int]:
+        """Take back what one ``hold`` gave, once the transfer touches it no more.
+
+        Returns:
+            The blocks that nobody has now, in the same order.
+
+        Raises:
+            ValueError: no transfer holds one of them; nothing was taken back.
+        """
+        if strange := [block for block in blocks if block not in self._num_holds]:
+            raise ValueError(f"blocks {strange} are held by no transfer, release each hold once")
+        freed: list[int] = []
+        for block in reversed(blocks):
+            was_held_only = self._is_held_only(block)
+            self._ref_cnt[block] -= 1
+            self._num_holds[block] -= 1
+            if not self._num_holds[block]:
+                del self._num_holds[block]
+            if not self._ref_cnt[block]:
+                self._num_held_only -= was_held_only
+                freed.append(block)
+                self._settle(block)
         freed.reverse()
         return freed
 
     def ledger(self) -> dict[int, BlockEntry]:
         """Return the entry of each block that is used or retained."""
-        owners: dict[int, list[str]] = {block: [] for block in self._retained}
+        owners: dict[int, list[str]] = {block: [] for block in (*self._retained, *self._num_holds)}
         epochs = dict(enumerate(self._epoch))
         for name, record in self._owners.items():
             for block in record.blocks:
@@ -244,7 +301,7 @@ class BlockPool:
         places = bytearray(self.num_blocks)
         for number, blocks in (
             (1, self._cache.idle_block_ids),
-            (2, self._retained),
+            (2, (*self._retained, *self._num_holds)),
             (3, (block for record in self._owners.values() for block in record.blocks)),
         ):
             for block in blocks:
@@ -259,12 +316,17 @@ class BlockPool:
         """
         held = Counter(block for record in self._owners.values() for block in record.blocks)
         idle = self._cache.idle_block_ids
-        places = [*self._free, *idle, *self._retained, *held]
+        held_only = self._num_holds.keys() - held.keys()
+        places = [*self._free, *idle, *self._retained, *held_only, *held]
         if sorted(places) != list(range(self.num_blocks)):
             raise AssertionError(
                 f"{len(places)} places for {self.num_blocks} blocks: free {list(self._free)}, "
-                f"cached {idle}, retained {list(self._retained)}, used {dict(held)}"
+                f"cached {idle}, retained {list(self._retained)}, held {sorted(held_only)}, "
+                f"used {dict(held)}"
             )
+        if len(held_only) != self._num_held_only:
+            raise AssertionError(f"{self._num_held_only} is not the number of {sorted(held_only)}")
+        held.update(self._num_holds)
         if wrong := [b for b, count in enumerate(self._ref_cnt) if count != held[b]]:
             raise AssertionError(f"blocks {wrong} are counted as held more or less than they are")
         if early := [b for b in (*self._free, *idle) if self._epoch[b] > self._acked]:
@@ -275,9 +337,15 @@ class BlockPool:
         """Let one more hold a published block, wherever it is."""
         if self._cache.is_idle(block):
             self._cache.claim(block)
+        elif self._is_held_only(block):
+            self._num_held_only -= 1
         else:
             self._retained.pop(block, None)
         self._ref_cnt[block] += 1
+
+    def _is_held_only(self, block: int) -> bool:
+        num_holds = self._num_holds.get(block)
+        return num_holds is not None and num_holds == self._ref_cnt[block]
 
     def _settle(self, block: int) -> None:
         """Put a block that nobody holds where it belongs."""

@@ -15,6 +15,7 @@ One step is
 Blocks that a forward might touch are free only when the runner has acknowledged its step.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from disconnect_watch.engine.guarded import run_guarded
 from disconnect_watch.engine.outcome import AbortResult, Outcome, RequestOutput, Sampled
 from disconnect_watch.engine.records import EngineStats, StepNotes, StepRecord
 from disconnect_watch.engine.registry import RequestRegistry
+from disconnect_watch.engine.remote import KVLoad
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.schedule import Runner, ScheduledRow
 from disconnect_watch.engine.scheduler import Scheduler
@@ -36,6 +38,8 @@ from disconnect_watch.engine.view import EngineView, RequestView
 from disconnect_watch.token import Reason
 
 __all__ = ["EngineCore"]
+
+logger = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -51,6 +55,13 @@ class EngineCore:
         layer_hook: called with step and layer before the flags are read for that layer; for
             tests that must act in the middle of a forward.
         clock: nanoseconds, by which deadlines pass.
+        on_retain: given a request that was to prefill only, and the blocks of its prompt, which are
+            held from now on, returns what to name the transfer by; the blocks go back by
+            ``release_blocks``. If it raises, they do at once, and nothing is retained.
+        on_load: given a load, has it carried out elsewhere, and ``finish_load`` called.
+        wake: called when something was left for the engine's thread to settle; any thread.
+        is_stalled: whether the last step had nothing to compute, though requests wait for what
+            transfers hold.
         arithmetic, missing: see ``EngineStats``.
     """
 
@@ -70,8 +81,17 @@ class EngineCore:
         self.step_log: deque[StepRecord] = deque(maxlen=config.step_log_size)
         self.layer_hook: Callable[[int, int], None] | None = None
         self.clock: Callable[[], int] = time.monotonic_ns
+        self.on_retain: Callable[[Request, tuple[int, ...]], object] | None = None
+        self.on_load: Callable[[KVLoad], None] | None = None
+        self.wake: Callable[[], None] = lambda: None
+        self.is_stalled = False
         self.arithmetic = "none"
         self.missing: tuple[str, ...] = ()
+        # What other threads have left, see ``settle``.
+        self._released: deque[tuple[int, ...]] = deque()
+        self._ended_loads: deque[tuple[KVLoad, Exception | None]] = deque()
+        self._num_loaded_tokens = 0
+        self._num_failed_loads = 0
         self._runner = runner
         self._pool = BlockPool(num_blocks, block_size=config.block_size)
         self._scheduler = Scheduler(
@@ -102,6 +122,51 @@ class EngineCore:
         if num_waiting > self.config.max_queue:
             raise QueueFullError(self.config.max_queue)
         self._registry.add(request)
+        if request.remote is not None and not request.is_cancelled:
+            # It is known already, so nobody has to wait for it.
+            self._emit(request, request.remote.first)
+
+    def release_blocks(self, blocks: Sequence[int]) -> None:
+        """Give back what ``on_retain`` was given, once nothing reads it any more. Threads: any."""
+        self._released.append(tuple(blocks))
+        self.wake()
+
+    def finish_load(self, load: KVLoad, error: Exception | None = None) -> None:
+        """Take note that a load touches its blocks no more. Once for each. Threads: any.
+
+        Args:
+            error: why the blocks have not what they should have; None if they have.
+        """
+        self._ended_loads.append((load, error))
+        self.wake()
+
+    def settle(self) -> bool:
+        """Carry out what the two above have left; ``step`` does so first.
+
+        Returns:
+            Whether that was anything.
+        """
+        if not self._released and not self._ended_loads:
+            return False
+        while self._released:
+            self._registry.freed_block_ids += self._pool.unhold(self._released.popleft())
+        while self._ended_loads:
+            load, error = self._ended_loads.popleft()
+            # A pull that was told to stop may have returned in its middle, without a word.
+            is_filled = error is None and not load.cancel.cancelled
+            if is_filled:
+                self._num_loaded_tokens += load.request.num_prompt_tokens - (
+                    load.first_block * self.config.block_size
+                )
+            elif not load.cancel.cancelled:
+                self._num_failed_loads += 1
+                logger.warning(
+                    "the prompt of request %s could not be fetched and is computed here: %s",
+                    load.request.key,
+                    error,
+                )
+            self._scheduler.end_load(load, is_filled=is_filled)
+        return True
 
     def find(self, request_id: str) -> Request | None:
         """Return the live request of that id. Threads: any."""
@@ -166,6 +231,9 @@ class EngineCore:
             outcomes=dict(counts.outcomes),
             arithmetic=self.arithmetic,
             missing=self.missing,
+            num_loaded_tokens=self._num_loaded_tokens,
+            num_failed_loads=self._num_failed_loads,
+            num_blocks_held=self._pool.num_held,
         )
 
     def view(self) -> EngineView:
@@ -253,12 +321,17 @@ class EngineCore:
             since the step before; empty if there was nothing to do.
         """
         self._pool.ack(self._runner.acked_step)
+        self.settle()
+        self.is_stalled = False
         if not self.has_work:
             return []
         started_ns = time.monotonic_ns()
         self._num_steps += 1
         self._abort_cancelled()
         schedule = self._scheduler.schedule()
+        for load in schedule.loads:
+            self._begin_load(load)
+        self.is_stalled = not schedule.rows and self._pool.num_held > 0
         for request, blocks in schedule.preempted:
             self._num_preemptions += 1
             self._notes.preempted.append(request.key)
@@ -357,6 +430,27 @@ class EngineCore:
             request, sampled, finish_reason=finish_reason, stop_token_id=stop_token_id
         ):
             self._notes.finished.append(request.key)
+        elif request.prefill_only:
+            self._registry.hand_over(request, self._retain(request))
+            self._notes.finished.append(request.key)
+
+    def _retain(self, request: Request) -> object | None:
+        if self.on_retain is None:
+            return None
+        blocks = self._pool.hold(request.key, request.num_prompt_tokens)
+        try:
+            return self.on_retain(request, blocks)
+        except Exception as error:
+            # Whoever decodes has to compute the prompt again; that is slow, and right.
+            logger.warning("nothing is retained of request %s: %s", request.key, error)
+            self._pool.unhold(blocks)
+            return None
+
+    def _begin_load(self, load: KVLoad) -> None:
+        if self.on_load is None:
+            self.finish_load(load, RuntimeError("nobody carries out loads, set on_load"))
+        else:
+            self.on_load(load)
 
     def _log_step(self, rows: Sequence[ScheduledRow]) -> None:
         self.step_log.append(

@@ -18,6 +18,7 @@ from disconnect_watch.engine.kv_cache import KVCache
 from disconnect_watch.engine.model import LlamaModel
 from disconnect_watch.engine.model_config import ModelConfig
 from disconnect_watch.engine.params import SamplingParams
+from disconnect_watch.engine.remote import RemotePrefill
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.rotary import Rotary
 from disconnect_watch.engine.runner import ModelRunner
@@ -91,6 +92,11 @@ class Engine(EngineCore):
         for lack in self.missing:
             logger.info("%s", lack)
 
+    @property
+    def kv_cache(self) -> KVCache:
+        """Where keys and values lie."""
+        return self._runner.decoder.cache
+
     @classmethod
     def from_pretrained(
         cls, path: str | Path = DEFAULT_MODEL, config: EngineConfig | None = None
@@ -116,6 +122,8 @@ class Engine(EngineCore):
         cancel: CancelToken | None = None,
         priority: int = 0,
         time_limit: float | None = None,
+        prefill_only: bool = False,
+        remote: RemotePrefill | None = None,
     ) -> Request:
         """Tokenize and check a request, without giving it a place in the queue yet.
 
@@ -127,11 +135,14 @@ class Engine(EngineCore):
             priority: the lowest number runs first, at the cost of greater ones if need be.
             time_limit: seconds from now after which the request is cancelled with reason DEADLINE,
                 whatever it is doing then; None for no limit.
+            prefill_only: compute the prompt and the first token, and leave the rest, with the
+                prompt's blocks, to another engine; see ``on_retain`` and ``Outcome.transfer``.
+            remote: what another engine has computed of it so.
 
         Raises:
             ValueError: the prompt is empty, no unicode, or has a token id that is out of range or
                 no integer; priority or time_limit is none; or more answers are wanted than can
-                ever wait.
+                ever wait, or than the one that can be parted between two engines.
             PromptTooLongError: it leaves no room to generate.
 
         Threads: any.
@@ -154,7 +165,15 @@ class Engine(EngineCore):
         vocab_size = self.model_config.vocab_size
         if min(token_ids) < 0 or max(token_ids) >= vocab_size:
             raise ValueError(f"prompt has a token id outside [0, {vocab_size})")
-        seed = secrets.randbits(63) if params.seed is None else params.seed
+        if (prefill_only or remote) and params.num_generations > 1:
+            raise ValueError(
+                f"{params.num_generations} answers are wanted, prefill and decode can be parted "
+                "for one only"
+            )
+        if remote is not None:
+            seed = remote.seed
+        else:
+            seed = secrets.randbits(63) if params.seed is None else params.seed
         if params.num_generations > self.config.max_queue:
             raise ValueError(
                 f"{params.num_generations} answers are wanted, the queue holds "
@@ -168,6 +187,8 @@ class Engine(EngineCore):
             cancel=cancel,
             priority=priority,
             deadline_ns=deadline_ns,
+            prefill_only=prefill_only,
+            remote=remote,
         )
         request.fan_out(params.num_generations)
         return request
@@ -181,6 +202,8 @@ class Engine(EngineCore):
         cancel: CancelToken | None = None,
         priority: int = 0,
         time_limit: float | None = None,
+        prefill_only: bool = False,
+        remote: RemotePrefill | None = None,
     ) -> Request:
         """``make_request``, then ``admit``; see there."""
         request = self.make_request(
@@ -190,6 +213,8 @@ class Engine(EngineCore):
             cancel=cancel,
             priority=priority,
             time_limit=time_limit,
+            prefill_only=prefill_only,
+            remote=remote,
         )
         self.admit(request)
         return request

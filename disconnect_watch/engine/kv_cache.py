@@ -17,6 +17,8 @@ class KVCache:
 
     Attributes:
         keys, values: one tensor a layer, [(num_blocks + 1) * block_size, num_kv_heads, head_dim].
+        blocks: the same memory by block, for transfers: [num_layers, 2, num_blocks + 1, block_size,
+            num_kv_heads, head_dim], keys before values.
         null_block: id of the null block.
     """
 
@@ -39,6 +41,9 @@ class KVCache:
             config.head_dim,
             dtype=dtype,
             device=device,
+        )
+        self.blocks = memory.view(
+            config.num_layers, 2, num_blocks + 1, block_size, config.num_kv_heads, config.head_dim
         )
         self.keys: tuple[Tensor, ...] = tuple(layer[0] for layer in memory)
         self.values: tuple[Tensor, ...] = tuple(layer[1] for layer in memory)

@@ -64,6 +64,9 @@ class Outcome:
         num_blocks_freed: how many those were; blocks that others share are not among them.
         block_ns: how long it held blocks, shared ones too, summed over all of them.
         error: of ``failed``: what went wrong.
+        transfer: of a ``finished`` request that was to prefill only: what ``EngineCore.on_retain``
+            returned for its blocks. None if its answer ended with the first token, or if nothing
+            could be retained; then there is no finish reason either.
     """
 
     kind: Literal["finished", "cancelled", "failed"]
@@ -82,6 +85,7 @@ class Outcome:
     num_blocks_freed: int = 0
     block_ns: int = 0
     error: str | None = None
+    transfer: object | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,8 @@ class EngineStats:
     Attributes:
         num_waiting, num_running: each answer of a request that wants several counts.
         num_blocks_cached: kept for their content, and given to others as soon as none are free.
-        num_blocks_retained: given up, but a step that runs may still touch them.
+        num_blocks_retained: no request has them, but a step that runs, or a transfer, may still
+            touch them.
         num_prompt_tokens: of accepted requests.
         num_cached_tokens: of prompts, found in the cache and not computed again.
         num_generated_tokens: handed out.
@@ -110,6 +111,9 @@ class EngineStats:
         missing: a sentence for each thing that this machine or model lacks for the best of it.
         num_spared_tokens: of those who were cancelled, what their answers might still have had.
         busy_seconds: spent in steps.
+        num_loaded_tokens: of prompts, computed by another engine and fetched from it.
+        num_failed_loads: prompts that could not be fetched, and were computed here.
+        num_blocks_held: that transfers have: retained, or used by a request that loads them.
     """
 
     num_waiting: int
@@ -132,6 +136,9 @@ class EngineStats:
     missing: tuple[str, ...] = ()
     num_spared_tokens: int = 0
     busy_seconds: float = 0.0
+    num_loaded_tokens: int = 0
+    num_failed_loads: int = 0
+    num_blocks_held: int = 0
 
     @property
     def num_blocks_available(self) -> int:

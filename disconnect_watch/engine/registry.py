@@ -120,6 +120,12 @@ class RequestRegistry:
             self._conclude(request, outcome)
         return True
 
+    def hand_over(self, request: Request, transfer: object | None) -> None:
+        """End a request whose first token was just told: the others are another engine's."""
+        self.drop(request)
+        self._retire(request)
+        self._conclude(request, Outcome("finished", transfer=transfer))
+
     def cancel(self, request: Request, *, seen_at_ns: int, num_wasted_tokens: int = 0) -> None:
         """End a request whose flag was seen, and its siblings."""
         flag_at_ns, reason = request.read_cancel()

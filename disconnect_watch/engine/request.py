@@ -23,6 +23,7 @@ from typing import Literal
 
 from disconnect_watch.engine.outcome import Outcome, Phase
 from disconnect_watch.engine.params import SamplingParams
+from disconnect_watch.engine.remote import KVLoad, RemotePrefill
 from disconnect_watch.token import CancelToken, Reason
 
 __all__ = ["Request", "Status"]
@@ -58,6 +59,9 @@ class Request:
             dropped; 0 before.
         num_blocks_freed: of a dropped request: blocks that only it held.
         block_ns: for how long it held blocks that it has given up, summed over these.
+        prefill_only: end with the first token, and leave the blocks of the prompt to a transfer.
+        remote: what another engine has computed of it, until that is loaded or not needed.
+        load: what fills its blocks just now; until it has ended nothing is scheduled.
     """
 
     __slots__ = (
@@ -72,13 +76,16 @@ class Request:
         "deadline_ns",
         "dropped_at_ns",
         "index",
+        "load",
         "num_blocks_freed",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_prompt_tokens",
         "outcome",
         "params",
+        "prefill_only",
         "priority",
+        "remote",
         "request_id",
         "seed",
         "seen_at_ns",
@@ -95,6 +102,8 @@ class Request:
         cancel: CancelToken | None = None,
         priority: int = 0,
         deadline_ns: int | None = None,
+        prefill_only: bool = False,
+        remote: RemotePrefill | None = None,
     ) -> None:
         self.request_id = request_id
         self.index = 0
@@ -114,6 +123,9 @@ class Request:
         self.dropped_at_ns = 0
         self.num_blocks_freed = 0
         self.block_ns = 0
+        self.prefill_only = prefill_only
+        self.remote = remote
+        self.load: KVLoad | None = None
         self._status: Status = "waiting"
         self._dropped_in: Phase | None = None
         self._mark = CancelToken()
@@ -230,20 +242,42 @@ class Request:
         self._move("running")
 
     def preempt(self) -> None:
-        """Go back to the queue, with nothing computed."""
+        """Go back to the queue, with nothing computed; what was being loaded is computed here."""
         self._move("waiting")
+        self._end_load()
         self.num_computed_tokens = 0
 
     def drop(self, *, num_blocks_freed: int) -> None:
         """Leave queue or batch for good."""
         self._dropped_in = self.phase
         self._move("dropped")
+        self._end_load()
+        self.decline_remote()
         self.dropped_at_ns = time.monotonic_ns()
         self.num_blocks_freed = num_blocks_freed
+
+    def begin_load(self, block_ids: tuple[int, ...], *, first_block: int) -> KVLoad:
+        """Have the blocks of the prompt filled from elsewhere; there must be a ``remote``."""
+        assert self.remote is not None
+        assert self.remote.pull is not None
+        self.load = KVLoad(self, self.remote.pull, block_ids, first_block)
+        self.remote = None
+        return self.load
+
+    def decline_remote(self) -> None:
+        """Let go of what another engine keeps for this request, if it does."""
+        if self.remote is not None:
+            self.remote.release()
+            self.remote = None
 
     def end(self) -> None:
         """Make the one terminal move; the outcome is set when all siblings have made it."""
         self._move("ended")
+
+    def _end_load(self) -> None:
+        if self.load is not None:
+            self.load.cancel.cancel(Reason.ABORTED)
+            self.load = None
 
     def _move(self, status: Status) -> None:
         assert self._status in COMES_FROM[status], f"{self!r} can't become {status}"

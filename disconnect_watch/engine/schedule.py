@@ -1,10 +1,11 @@
 """The plan of a step, and what a runner makes of it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from disconnect_watch.engine.outcome import Phase, Sampled
+from disconnect_watch.engine.remote import KVLoad
 from disconnect_watch.engine.request import Request
 
 __all__ = ["LayerCheck", "Runner", "Schedule", "ScheduledRow"]
@@ -42,10 +43,12 @@ class Schedule:
     Attributes:
         rows: who takes part, in the order above.
         preempted: who was sent back to the queue to make room, and the blocks that freed.
+        loads: of those who were admitted and whose prompts another engine has computed.
     """
 
     rows: list[ScheduledRow]
     preempted: list[tuple[Request, list[int]]]
+    loads: list[KVLoad] = field(default_factory=list)
 
 
 #: Given the index of the layer about to run and the rows that live, returns those that died since.

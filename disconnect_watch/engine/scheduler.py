@@ -16,6 +16,10 @@ one. From that follow
 
 The budget of a step is in tokens. Every decode behind a prefill has one token reserved, so that a
 long prompt slows nobody's stream down to its own pace; the prefill gets the rest as its chunk.
+
+Who is admitted with a prompt that another engine has computed gets its blocks like all others, and
+computes nothing until a *load* has filled them. The load holds them, too: if the request leaves
+meanwhile, they stay out of the pool until the load has stopped.
 """
 
 from bisect import insort
@@ -23,6 +27,7 @@ from collections.abc import Iterator
 
 from disconnect_watch.engine.block_pool import BlockPool
 from disconnect_watch.engine.prefix_cache import extend_hashes
+from disconnect_watch.engine.remote import KVLoad
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.schedule import Schedule, ScheduledRow
 from disconnect_watch.engine.waiting import WaitingQueue
@@ -61,6 +66,8 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._running: list[Request] = []
         self._num_arrived = 0
+        # Loads that were told to stop and have not yet: they keep blocks that come back soon.
+        self._num_stopping_loads = 0
 
     @property
     def num_waiting(self) -> int:
@@ -96,15 +103,34 @@ class Scheduler:
         else:
             self._waiting.remove(request)
         blocks = self._give_up(request, forget=forget)
+        self._num_stopping_loads += request.load is not None
         request.drop(num_blocks_freed=len(blocks))
         return blocks
 
     def advance(self, row: ScheduledRow) -> None:
         """Note that a row was computed; its full blocks can be found from now on."""
-        request = row.request
-        request.num_computed_tokens = row.stop
-        num_full = row.stop // self._pool.block_size
-        if self._enable_prefix_caching and num_full > row.start // self._pool.block_size:
+        self._compute_to(row.request, row.start, row.stop)
+
+    def end_load(self, load: KVLoad, *, is_filled: bool) -> None:
+        """Take back the blocks of a load that touches them no more.
+
+        Args:
+            is_filled: whether they have what they should; if not, the request, should it still be
+                there, computes its prompt itself.
+        """
+        self._pool.unhold(load.block_ids)
+        request = load.request
+        if request.load is not load:
+            self._num_stopping_loads -= 1
+            return  # it left or lost its place, and its blocks went on just now
+        request.load = None
+        if is_filled:
+            self._compute_to(request, request.num_computed_tokens, request.num_prompt_tokens)
+
+    def _compute_to(self, request: Request, start: int, stop: int) -> None:
+        request.num_computed_tokens = stop
+        num_full = stop // self._pool.block_size
+        if self._enable_prefix_caching and num_full > start // self._pool.block_size:
             self._hash(request)
             self._pool.publish(request.key, request.block_hashes[:num_full])
 
@@ -143,7 +169,7 @@ class Scheduler:
             prefix = self._find_prefix(request)
             if self._is_early(request) or not self._fits(request, prefix):
                 break
-            self._admit(request, prefix)
+            self._admit(request, prefix, plan)
             budget -= self._plan_row(request, budget, plan)
 
     def _make_way(self, plan: Schedule) -> None:
@@ -156,11 +182,11 @@ class Scheduler:
             if not self._can_fit_without_lesser(request, prefix):
                 break
             while not self._fits(request, prefix):
-                if self._pool.num_retained:
+                if self._pool.num_unacked or self._num_stopping_loads:
                     return
                 self._preempt_last(plan)
                 prefix = self._find_prefix(request)
-            self._admit(request, prefix)
+            self._admit(request, prefix, plan)
 
     def _can_fit_without_lesser(self, request: Request, prefix: list[int]) -> bool:
         """Whether there is room once all of lesser priority are gone; if not, none is sent away."""
@@ -195,7 +221,7 @@ class Scheduler:
             request.key, len(request.token_ids), prefix=prefix, reserve=reserve
         )
 
-    def _admit(self, request: Request, prefix: list[int]) -> None:
+    def _admit(self, request: Request, prefix: list[int], plan: Schedule) -> None:
         self._pool.allocate(request.key, len(request.token_ids), prefix=prefix)
         self._waiting.remove(request)
         request.run()
@@ -204,7 +230,19 @@ class Scheduler:
         request.num_computed_tokens = len(prefix) * self._pool.block_size
         if not request.num_generated_tokens:
             request.num_cached_tokens = request.num_computed_tokens
+        self._plan_load(request, len(prefix), plan)
         insort(self._running, request, key=_place)
+
+    def _plan_load(self, request: Request, num_shared: int, plan: Schedule) -> None:
+        """Plan to fetch what another engine has computed, unless all of it is here already."""
+        remote = request.remote
+        if remote is None:
+            return
+        if remote.pull is None or request.num_computed_tokens >= request.num_prompt_tokens:
+            request.decline_remote()
+            return
+        blocks = self._pool.hold(request.key, request.num_prompt_tokens)
+        plan.loads.append(request.begin_load(blocks, first_block=num_shared))
 
     def _find_prefix(self, request: Request) -> list[int]:
         """Return the blocks to share; never all of it, since a last token must be computed."""
@@ -219,6 +257,8 @@ class Scheduler:
 
     def _plan_row(self, request: Request, limit: int, plan: Schedule) -> int:
         """Plan as many of the request's tokens as the limit allows; returns how many."""
+        if request.load is not None:
+            return 0
         num_tokens = min(request.num_uncomputed_tokens, limit)
         if num_tokens > 0:
             start = request.num_computed_tokens
@@ -233,10 +273,10 @@ class Scheduler:
 
         Returns:
             False if the request takes no part in this step: it waits for blocks that come back
-            with the next ack, or it was the last itself and went back to the queue.
+            with the next ack or load, or it was the last itself and went back to the queue.
         """
         while not self._pool.allocate(request.key, len(request.token_ids)):
-            if self._pool.num_retained:
+            if self._pool.num_unacked or self._num_stopping_loads:
                 # To preempt now would give up work for blocks that are as little free as these.
                 return False
             if self._preempt_last(plan) is request:
@@ -246,6 +286,7 @@ class Scheduler:
     def _preempt_last(self, plan: Schedule) -> Request:
         victim = self._running.pop()
         self._forget_flags(victim)
+        self._num_stopping_loads += victim.load is not None
         victim.preempt()
         self._waiting.put_back(victim)
         plan.preempted.append((victim, self._give_up(victim)))

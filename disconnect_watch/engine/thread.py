@@ -22,6 +22,7 @@ from disconnect_watch.engine.errors import EngineClosedError
 from disconnect_watch.engine.outcome import AbortResult, Outcome, RequestOutput
 from disconnect_watch.engine.params import SamplingParams
 from disconnect_watch.engine.records import EngineStats
+from disconnect_watch.engine.remote import RemotePrefill
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.stream import RequestStream
 from disconnect_watch.engine.view import EngineView
@@ -34,6 +35,9 @@ logger = logging.getLogger(__name__)
 #: Prompts longer than this many characters are tokenized off the loop: a hop to another thread
 #: costs about as much as so many characters.
 MAX_INLINE_PROMPT = 4096
+
+#: Seconds between two looks at the flags while all requests wait for transfers.
+STALL = 0.001
 
 T = TypeVar("T")
 
@@ -66,6 +70,7 @@ class EngineThread:
         self._lock = threading.Lock()
         self._commands: deque[Callable[[], object]] = deque()
         self._wake = threading.Event()
+        engine.wake = self._wake.set
         self._is_accepting = False
         self._is_stopped = True
         self._deadline: float | None = None
@@ -124,6 +129,8 @@ class EngineThread:
         cancel: CancelToken | None = None,
         priority: int = 0,
         time_limit: float | None = None,
+        prefill_only: bool = False,
+        remote: RemotePrefill | None = None,
     ) -> RequestStream:
         """Hand a request to the engine, and return when it is queued.
 
@@ -147,6 +154,8 @@ class EngineThread:
                 cancel=cancel,
                 priority=priority,
                 time_limit=time_limit,
+                prefill_only=prefill_only,
+                remote=remote,
             )
 
         is_long = isinstance(prompt, str) and len(prompt) > MAX_INLINE_PROMPT
@@ -238,6 +247,9 @@ class EngineThread:
         if self._commands:
             self._run_commands()
             self._publish(self.engine.take_outputs())
+        if not self.engine.has_work and self.engine.settle():
+            # What transfers gave back counts at once, though no request is there to step.
+            self._publish([])
         if not self.engine.has_work:
             if self._deadline is not None:
                 return False
@@ -246,6 +258,9 @@ class EngineThread:
             self._publish(self.engine.cancel_all(Reason.SHUTDOWN))
         else:
             self._publish(self.engine.step())
+            if self.engine.is_stalled:
+                # A load that ends wakes this; flags, which do not, are looked at in between.
+                self._wake.wait(STALL)
         return True
 
     def _stop(self, failure: Exception | None) -> None:

@@ -1,7 +1,7 @@
 """The block pool under random use, against a model that knows texts and steps.
 
-The model: each owner's blocks, and the last step that each block was part of. Owners read one of
-a few texts, so that prefixes are shared, evicted and shared again.
+The model: each owner's blocks, those that transfers hold, and the last step that each block was
+part of. Owners read one of a few texts, so that prefixes are shared, evicted and shared again.
 """
 
 from collections import Counter
@@ -35,6 +35,7 @@ class PoolMachine(RuleBasedStateMachine):
     def make(self, num_blocks: int, block_size: int) -> None:
         self.pool = BlockPool(num_blocks, block_size=block_size)
         self.owned: dict[str, list[int]] = {}
+        self.holds: list[tuple[int, ...]] = []
         self.texts: dict[str, list[int]] = {}
         #: What was written to each block since it was handed out, as the tokens up to its end.
         self.content: dict[int, list[int]] = {}
@@ -77,7 +78,7 @@ class PoolMachine(RuleBasedStateMachine):
         new = blocks[len(have) + len(prefix) :]
         assert len(blocks) == max(-(-num_tokens // size), len(have))
         for block in new:
-            assert all(block not in others for others in self.owned.values())
+            assert all(block not in others for others in (*self.owned.values(), *self.holds))
             assert self.last_step.get(block, 0) <= self.acked
             self.content[block] = []
         self.owned[owner] = blocks
@@ -108,13 +109,30 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(owner=consumes(owners), forget=st.booleans())
     def free(self, owner: str, forget: bool) -> None:
         blocks = self.owned.pop(owner, [])
-        held = {block for others in self.owned.values() for block in others}
+        held = self.taken()
         assert self.pool.free(owner, forget=forget) == [b for b in blocks if b not in held]
         assert self.pool.free(owner) == []
         if forget and blocks:
             digests = self.hashes(owner, len(blocks) * self.pool.block_size)
             found = self.pool.lookup(digests)
             assert not set(found) & set(blocks)
+
+    def taken(self) -> set[int]:
+        return {block for have in (*self.owned.values(), *self.holds) for block in have}
+
+    @rule(owner=owners, num_tokens=st.integers(1, 30))
+    def hold(self, owner: str, num_tokens: int) -> None:
+        if owner in self.owned:
+            blocks = self.pool.hold(owner, num_tokens)
+            assert list(blocks) == self.owned[owner][: -(-num_tokens // self.pool.block_size)]
+            self.holds.append(blocks)
+
+    @rule(index=st.integers(0, 99))
+    def unhold(self, index: int) -> None:
+        if self.holds:
+            blocks = self.holds.pop(index % len(self.holds))
+            taken = self.taken()
+            assert self.pool.unhold(blocks) == [block for block in blocks if block not in taken]
 
     @invariant()
     def adds_up(self) -> None:
@@ -139,7 +157,10 @@ class PoolMachine(RuleBasedStateMachine):
             )
             # Never too early; a block that an owner got after its last step waits with the others.
             assert entry.epoch >= self.last_step.get(block, 0)
-            assert entry.owners or entry.epoch > self.acked
+            is_held = any(block in blocks for blocks in self.holds)
+            assert entry.owners or is_held or entry.epoch > self.acked
+        assert self.pool.num_held == len({block for blocks in self.holds for block in blocks})
+        assert self.pool.num_unacked == sum(block not in self.taken() for block in ledger)
 
 
 TestPoolMachine = PoolMachine.TestCase

@@ -160,3 +160,41 @@ def test_cached_blocks_of_a_prefix_do_not_count_as_room_for_the_rest_of_it() -> 
     assert pool.num_cached == 2
     assert pool.allocate("c", 8, prefix=pool.lookup([b"x", b"y"]))
     pool.check_integrity()
+
+
+def test_what_a_transfer_holds_outlives_its_owner() -> None:
+    pool = BlockPool(4, block_size=4)
+    pool.allocate("a", 12)
+    held = pool.hold("a", 5)
+    assert held == (0, 1)
+    assert (pool.num_used, pool.num_retained) == (3, 0)
+    assert pool.free("a") == [2]
+    assert (pool.num_used, pool.num_retained, pool.num_unacked, pool.num_held) == (0, 2, 0, 2)
+    assert not pool.allocate("b", 12)
+    pool.check_integrity()
+    assert pool.unhold(held) == [0, 1]
+    assert pool.num_free == 4
+    pool.check_integrity()
+
+
+def test_a_hold_is_taken_back_once() -> None:
+    pool = BlockPool(4, block_size=4)
+    pool.allocate("a", 8)
+    held = pool.hold("a", 8)
+    assert pool.unhold(held) == []
+    with pytest.raises(ValueError, match="held by no transfer"):
+        pool.unhold(held)
+    assert pool.free("a") == [0, 1]
+
+
+def test_what_was_held_waits_for_the_step_that_touches_it_too() -> None:
+    pool = BlockPool(4, block_size=4)
+    pool.allocate("a", 8)
+    pool.launch(3, ["a"])
+    held = pool.hold("a", 8)
+    pool.free("a")
+    pool.unhold(held)
+    assert (pool.num_free, pool.num_retained, pool.num_unacked) == (2, 2, 2)
+    pool.check_integrity()
+    pool.ack(3)
+    assert pool.num_free == 4

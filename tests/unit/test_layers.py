@@ -111,6 +111,7 @@ def test_module_imports_only_layers_below_its_own(path: Path) -> None:
         "outbox",
         "prefix_cache",
         "registry",
+        "remote",
         "request",
         "schedule",
         "waiting",
