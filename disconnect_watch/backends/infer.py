@@ -9,7 +9,7 @@ import struct
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -25,6 +25,7 @@ __all__ = [
     "InferRequest",
     "InferResponse",
     "InferTensor",
+    "LendsMemory",
     "Parameter",
     "ServedModel",
     "decode_strings",
@@ -199,6 +200,18 @@ class InferResponse:
     outputs: list[InferTensor] = field(default_factory=list)
     error: InferError | None = None
     is_final: bool = True
+
+
+@runtime_checkable
+class LendsMemory(Protocol):
+    """A model that has memory in which tensors need not be copied on their way to it."""
+
+    def room_for(self, size_bytes: int, tensors_at: int) -> memoryview | None:
+        """Memory for the body of a request, in which its tensors are then to lie; None for none.
+
+        Args:
+            tensors_at: where in the body the first tensor begins; it is aligned.
+        """
 
 
 class ServedModel(Protocol):

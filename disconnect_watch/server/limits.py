@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from disconnect_watch.server.access import RECORD_KEY, RequestRecord
 from disconnect_watch.server.errors import CancelledByPeer, ProtocolError
-from disconnect_watch.server.upload import LARGE
+from disconnect_watch.server.upload import LARGE, Room
 
 __all__ = ["read_all", "read_body"]
 
@@ -34,7 +34,8 @@ async def read_all(
     max_body_bytes: int,
     *,
     record: RequestRecord | None = None,
-    upload: Callable[[int], memoryview | None] | None = None,
+    upload: Callable[[int, Room | None], memoryview | None] | None = None,
+    room: Room | None = None,
 ) -> bytes | bytearray | memoryview:
     """Take the whole body by ``receive``, and copy it no oftener than it comes in pieces.
 
@@ -47,6 +48,7 @@ async def read_all(
         announced: by ``Content-Length``; 0 where the request has none.
         record: learns when the body was whole.
         upload: see ``UPLOAD_KEY``.
+        room: where it is best put, if it is large.
 
     Raises:
         ProtocolError: larger than the limit.
@@ -54,7 +56,7 @@ async def read_all(
     """
     if announced > max_body_bytes:
         raise _too_large(f"{announced} bytes", max_body_bytes)
-    place = upload(announced) if upload is not None and announced >= LARGE else None
+    place = upload(announced, room) if upload is not None and announced >= LARGE else None
     body: bytes | bytearray | memoryview = b""
     while True:
         message = await receive()

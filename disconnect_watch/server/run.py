@@ -195,6 +195,9 @@ class FrontendProtocol(NoUpgrades, UploadProtocol):
                 self.transport.write(TOO_MANY_CHUNKS)
             raise ValueError("the body has too many chunks")  # see send_400_response
 
+    def body_received(self, num_bytes: int) -> None:
+        self.arrivals.progress(self, num_bytes)
+
     def data_received(self, data: bytes) -> None:
         self._read_bytes = len(data)
         self.arrivals.progress(self, len(data))

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from disconnect_watch import Reason
-from disconnect_watch.backends.infer import Code, InferError, InferRequest
+from disconnect_watch.backends.infer import Buffer, Code, InferError, InferRequest, InferTensor
+from disconnect_watch.backends.python_model.arena import Arena
 from tests.support.models import (
     TIME_LIMIT,
     TRITON_MODELS,
@@ -91,6 +92,57 @@ def test_large_answer_lies_in_shared_memory_for_as_long_as_it_is_used(host: Mode
     host.infer("identity_fp32", request)
     third = host.infer("identity_fp32", request)[0].outputs[0].to_numpy()
     assert third.ctypes.data in addresses
+
+
+def test_a_body_that_was_read_into_its_memory_is_not_copied_for_a_model(
+    host: ModelHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[int] = []
+    put = Arena.put
+
+    def spy(arena: Arena, data: Buffer) -> int:
+        copied.append(len(data))
+        return put(arena, data)
+
+    monkeypatch.setattr(Arena, "put", spy)
+    model = host.model("identity_fp32")
+    before = host.num_blocks("identity_fp32")
+    head, array = b"{...}", np.arange(1 << 20, dtype=np.float32)
+    body = model.room_for(len(head) + array.nbytes, len(head))
+    assert body is not None
+    body[:] = head + array.tobytes()
+    tensor = InferTensor("INPUT0", "FP32", (1, array.size), body[len(head) :])
+    assert tensor.to_numpy().ctypes.data % 64 == 0
+    (response,) = host.infer("identity_fp32", InferRequest("r", [tensor]))
+    assert np.array_equal(response.outputs[0].to_numpy()[0], array)
+    assert copied == []
+    del body, tensor, response
+    host.infer("identity_fp32", InferRequest(inputs=tensors(INPUT0=array[None, :1])))
+    assert host.num_blocks("identity_fp32") == before
+
+
+def test_what_is_cancelled_on_its_way_gives_its_memory_back(host: ModelHost) -> None:
+    array = np.ones((1, 1 << 16), np.float32)
+
+    async def main() -> None:
+        model = host.model("identity_fp32")
+        before = host.num_blocks("identity_fp32")
+        (pid,) = model.pids
+        request = InferRequest(inputs=tensors(INPUT0=array))
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            task = asyncio.ensure_future(responses_of(model, request))
+            await until(lambda: model.num_live == 2)
+            request.cancel.cancel(Reason.FIN)
+            with pytest.raises(InferError, match="cancelled: fin"):
+                await ended(task)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        # What was freed is told with the next answer.
+        await responses_of(model, InferRequest(inputs=tensors(INPUT0=array[:, :1])))
+        assert host.num_blocks("identity_fp32") == before
+
+    host.run(main())
 
 
 def test_strings_come_back_as_they_went(host: ModelHost) -> None:

@@ -66,6 +66,11 @@ class ModelHost(AbstractContextManager["ModelHost"]):
         assert isinstance(model, PythonModel)
         return model
 
+    def num_blocks(self, name: str) -> int:
+        """Blocks of memory that are handed out to a model's processes."""
+        processes = [instance._process for instance in self.model(name)._instances]
+        return sum(process.arena.num_used for process in processes if process is not None)
+
 
 async def responses_of(model: ServedModel, request: InferRequest) -> list[InferResponse]:
     return [response async for response in model.infer(request)]

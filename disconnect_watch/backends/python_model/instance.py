@@ -26,6 +26,9 @@ _logger = logging.getLogger("disconnect_watch.models")
 #: Triton's log levels of models, as those of ``logging``.
 _LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
 
+#: Bytes; of the first tensor in a body, as numpy and torch have it of those that they make.
+ALIGNMENT = 64
+
 #: Sequence flags of a request, as models see them.
 _START, _END = 1, 2
 
@@ -200,6 +203,17 @@ class Instance:
             self._process.kill()
             await self._process.has_ended.wait()
             raise
+
+    def room_for(self, size_bytes: int, tensors_at: int) -> memoryview | None:
+        """See ``PythonModel.room_for``."""
+        process = self._process
+        if process is None or process.has_ended.is_set():
+            return None
+        skipped = -tensors_at % ALIGNMENT
+        try:
+            return process.arena.room(size_bytes + skipped)[skipped:].data
+        except MemoryError:
+            return None
 
     def execute(self, batch: list[Pending]) -> None:
         """Give it a batch; it must be idle.

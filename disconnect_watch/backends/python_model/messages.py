@@ -97,15 +97,20 @@ def pack_tensor(tensor: InferTensor, arena: Arena) -> tuple[Any, ...]:
     data = tensor.data
     size = len(data)
     if size <= MAX_INLINE_BYTES:
-        return tensor.name, tensor.datatype, tensor.shape, data, 0, 0
-    return tensor.name, tensor.datatype, tensor.shape, None, arena.put(data), size
+        return tensor.name, tensor.datatype, tensor.shape, data, 0, 0, 0
+    found = arena.find(data)
+    if found is None:
+        offset = block = arena.put(data)
+    else:
+        block, offset = found
+    return tensor.name, tensor.datatype, tensor.shape, None, offset, size, block
 
 
 def unpack_tensor(packed: list[Any], arena: Arena) -> InferTensor:
     """The tensor of a message; one in the arena stays there for as long as it is used."""
-    name, datatype, shape, data, offset, size = packed
+    name, datatype, shape, data, offset, size, block = packed
     if data is None:
-        data = arena.borrow(offset, size).data
+        data = arena.borrow(offset, size, block=block).data
     return InferTensor(name, datatype, tuple(shape), data)
 
 

@@ -227,6 +227,13 @@ class PythonModel:
         """The names of the classes of an output."""
         return self._labels.get(output, ())
 
+    def room_for(self, size_bytes: int, tensors_at: int) -> memoryview | None:
+        """See ``LendsMemory``; of several processes it is one with the least to do."""
+        if not self._instances:
+            return None
+        instance = min(self._instances, key=lambda one: one.num_in_flight)
+        return instance.room_for(size_bytes, tensors_at)
+
     async def infer(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         """See ``ServedModel.infer``."""
         pending = self._admit(request)

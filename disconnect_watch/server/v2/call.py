@@ -11,7 +11,7 @@ from disconnect_watch.server.documents import encode
 from disconnect_watch.server.frontend import Frontend
 from disconnect_watch.server.guard import HEADERS_KEY
 from disconnect_watch.server.limits import read_all
-from disconnect_watch.server.upload import UPLOAD_KEY
+from disconnect_watch.server.upload import UPLOAD_KEY, Room
 
 __all__ = ["Answer", "Call", "error_answer", "json_answer"]
 
@@ -121,12 +121,17 @@ class Call:
         coding = self._headers.get(b"content-encoding")
         return coding.decode("latin-1").strip().lower() if coding else ""
 
-    def body(self) -> Coroutine[Any, Any, Buffer]:
-        """The whole body, as it came."""
+    def body(self, room: Room | None = None) -> Coroutine[Any, Any, Buffer]:
+        """The whole body, as it came.
+
+        Args:
+            room: where it is best put, if it is large.
+        """
         return read_all(
             self._receive,
             int(self._headers.get(b"content-length", 0)),
             self.frontend.options.max_body_bytes,
             record=self.record,
             upload=self.scope["state"].get(UPLOAD_KEY),
+            room=room,
         )

@@ -1,6 +1,8 @@
 """``infer``: one request to a model, one response of it."""
 
-from disconnect_watch.backends.infer import Buffer, InferResponse, ServedModel
+from functools import partial
+
+from disconnect_watch.backends.infer import Buffer, InferResponse, LendsMemory, ServedModel
 from disconnect_watch.server.errors import FailedError, UnsupportedError
 from disconnect_watch.server.v2.accounts import outcome_of
 from disconnect_watch.server.v2.call import Answer, Call
@@ -24,8 +26,9 @@ async def infer(call: Call) -> Answer:
         raise UnsupportedError(
             "HTTP end point doesn't support models with decoupled transaction policy"
         )
-    body: Buffer = await call.body()
-    if coding := call.coding():
+    coding = call.coding()
+    body: Buffer = await call.body(None if coding else partial(_room, call, model))
+    if coding:
         body = decompress(coding, body, options.max_body_bytes)
     pattern = options.header_forward_pattern
     parsed = parse_infer(
@@ -42,6 +45,14 @@ async def infer(call: Call) -> Answer:
     finally:
         parsed.close()
     return _answer(rendered, call.header(b"accept-encoding"))
+
+
+def _room(call: Call, model: ServedModel, size_bytes: int) -> memoryview | None:
+    """Memory of the model's for a body."""
+    if not isinstance(model, LendsMemory):
+        return None
+    tensors_at = header_length_of(call.header(_LENGTH), size_bytes)
+    return model.room_for(size_bytes, tensors_at % size_bytes)
 
 
 async def _run(call: Call, model: ServedModel, parsed: ParsedInfer) -> InferResponse:

@@ -56,6 +56,9 @@ class Runner:
             is_set = link.flag_reader(one[5], one[6])
             if is_set():
                 answers[index] = False
+                # Whose memory goes back all the same.
+                for tensor in one[-1]:
+                    unpack_tensor(tensor, link.arena)
                 continue
             sender = InferenceResponseSender(
                 self._sending(one[0], one[8]), is_set, is_decoupled=self._is_decoupled
