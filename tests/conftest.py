@@ -51,7 +51,7 @@ BEYOND_THE_CORE = [
     "integration/test_ray*",
     "integration/test_readme_servers.py",
     "integration/test_serve_*",
-    "integration/test_stress.py",
+    "integration/test_stress*",
     "integration/test_testing_*",
     "kernels",
     "machines/test_core_machine.py",
@@ -72,7 +72,7 @@ BEYOND_THE_CORE = [
     "unit/test_prefix_cache.py",
     "unit/test_scheduler.py",
     "unit/test_server_*",
-    "unit/test_stress.py",
+    "unit/test_stress*",
     "unit/test_tiny_model.py",
     "unit/test_v2_*",
 ]

@@ -5,19 +5,24 @@ random points of their exchange. At the end every one of them is accounted for, 
 the server is ours, so is every request on its side.
 """
 
+from disconnect_watch.stress.checks import Check
 from disconnect_watch.stress.plan import Point, Way
-from disconnect_watch.stress.report import Check, Report
+from disconnect_watch.stress.profiles import Asking, Profile, exchange_with
+from disconnect_watch.stress.report import Report
 from disconnect_watch.stress.run import StressOptions, run_stress
 from disconnect_watch.stress.target import Target, TargetError, parse_target
 
 __all__ = [
+    "Asking",
     "Check",
     "Point",
+    "Profile",
     "Report",
     "StressOptions",
     "Target",
     "TargetError",
     "Way",
+    "exchange_with",
     "parse_target",
     "run_stress",
 ]

@@ -1,11 +1,14 @@
-"""The generate endpoints: one JSON document, or a stream of server-sent events."""
+"""Triton's generate endpoints: one JSON document, or a stream of server-sent events."""
 
 import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
+from disconnect_watch.stress.documents import DocumentsAnswer, error_of
 from disconnect_watch.stress.exchange import WrongAnswerError
-from disconnect_watch.stress.http import HttpResponse
+from disconnect_watch.stress.http import request_bytes
 from disconnect_watch.stress.target import Target, TargetError
 
 __all__ = ["GenerateAnswer", "GenerateExchange"]
@@ -22,6 +25,7 @@ class GenerateExchange:
         leaver_max_tokens: what clients that leave ask for. So much that the server
             can't be done with it before they leave: what it then runs to its end
             counts against it.
+        headers: more of them, such as a key.
 
     Raises:
         TargetError: it is neither endpoint.
@@ -31,6 +35,7 @@ class GenerateExchange:
     prompt: str = "The class"
     max_tokens: int = 32
     leaver_max_tokens: int = 100_000
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self._path.endswith(("/generate", "/generate_stream")):
@@ -54,6 +59,16 @@ class GenerateExchange:
         """See ``Exchange``."""
         return sys.maxsize if self.is_stream else 0
 
+    @property
+    def outlasts(self) -> bool:
+        """See ``Exchange``."""
+        return True
+
+    @property
+    def is_http(self) -> bool:
+        """See ``Exchange``."""
+        return True
+
     def request(self, index: int, *, leaves: bool) -> bytes:
         """See ``Exchange``."""
         document = {
@@ -61,60 +76,22 @@ class GenerateExchange:
             "max_tokens": self.leaver_max_tokens if leaves else self.max_tokens,
             "ignore_eos": True,
         }
-        body = json.dumps(document).encode()
-        head = (
-            f"POST {self.target.path} HTTP/1.1\r\n"
-            f"Host: {self.target.authority}\r\n"
-            "Content-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
-        )
-        return head.encode() + body
+        return request_bytes(self.target, json.dumps(document).encode(), headers=self.headers)
 
     def answer(self, index: int) -> "GenerateAnswer":
         """See ``Exchange``."""
         return GenerateAnswer(is_stream=self.is_stream)
 
 
-class GenerateAnswer:
+class GenerateAnswer(DocumentsAnswer):
     """See ``Answer``; a piece is an event, or the one document."""
 
     def __init__(self, *, is_stream: bool) -> None:
-        self.num_pieces = 0
-        self.is_complete = False
-        self._is_stream = is_stream
-        self._response = HttpResponse()
-        self._rest = b""
+        super().__init__(_text_output, is_stream=is_stream)
 
-    def feed(self, data: bytes) -> None:
-        """See ``Answer``."""
-        self._rest += self._response.feed(data)
-        is_complete = self._response.is_complete
-        if self._response.status not in (0, 200):
-            if is_complete:
-                raise WrongAnswerError(f"status {self._response.status}")
-        elif self._is_stream:
-            *events, self._rest = self._rest.split(b"\n\n")
-            for event in events:
-                if event.startswith(b":"):
-                    continue  # a comment, by which some servers see whether anybody is there
-                if not event.startswith(b"data:"):
-                    raise WrongAnswerError("an event is no server-sent event with data")
-                self._take(event.removeprefix(b"data:"))
-            if is_complete and (self._rest or not self.num_pieces):
-                raise WrongAnswerError("the stream ends in mid-event, or without any")
-        elif is_complete:
-            self._take(self._rest)
-        self.is_complete = is_complete
 
-    def end(self) -> None:
-        """See ``Answer``."""
-
-    def _take(self, document: bytes) -> None:
-        try:
-            fields = json.loads(document)
-        except ValueError as error:
-            raise WrongAnswerError("the answer is no JSON") from error
-        if not isinstance(fields, dict) or not isinstance(fields.get("text_output"), str):
-            error_text = fields.get("error") if isinstance(fields, dict) else None
-            raise WrongAnswerError(error_text or "the answer has no text_output")
-        self.num_pieces += 1
+def _text_output(fields: Any) -> str:
+    text = fields.get("text_output") if isinstance(fields, dict) else None
+    if not isinstance(text, str):
+        raise WrongAnswerError(error_of(fields) or "the answer has no text_output")
+    return text

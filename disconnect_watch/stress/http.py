@@ -1,10 +1,26 @@
-"""One HTTP/1.1 response, parsed as its bytes come."""
+"""HTTP/1.1: the bytes of a request, and one response, parsed as its bytes come."""
+
+from collections.abc import Mapping
 
 import httptools
 
 from disconnect_watch.stress.exchange import WrongAnswerError
+from disconnect_watch.stress.target import Target
+from disconnect_watch.testing.http import http_request
 
-__all__ = ["HttpResponse"]
+__all__ = ["HttpResponse", "request_bytes"]
+
+
+def request_bytes(
+    target: Target, body: bytes, *, method: str = "POST", headers: Mapping[str, str] | None = None
+) -> bytes:
+    """A request to the target's page; JSON unless the headers say otherwise."""
+    fields = {"Host": target.authority}
+    if body:
+        fields["Content-Type"] = "application/json"
+    return http_request(
+        method, target.path or "/", body=body, headers={**fields, **(headers or {})}
+    )
 
 
 class HttpResponse:
@@ -14,11 +30,13 @@ class HttpResponse:
         status: 0 before its head.
         is_complete: whether its last byte was seen. Never of one that lasts until the
             server closes, since that could as well be cut short.
+        is_kept_alive: whether the connection may carry another request behind it.
     """
 
     def __init__(self) -> None:
         self.status = 0
         self.is_complete = False
+        self.is_kept_alive = False
         self._num_begun = 0
         self._body = b""
         self._parser = httptools.HttpResponseParser(self)
@@ -47,6 +65,7 @@ class HttpResponse:
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
+        self.is_kept_alive = self._parser.should_keep_alive()
 
     def on_body(self, data: bytes) -> None:
         self._body += data

@@ -1,17 +1,18 @@
-"""What the server says of its requests: its ``dw_*`` metrics, before and after."""
+"""What the server says of its requests, in its metrics: before, and once it has settled."""
 
 import asyncio
-import socket
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from disconnect_watch.stress.connection import Connections
 from disconnect_watch.stress.exchange import WrongAnswerError
-from disconnect_watch.stress.http import HttpResponse
-from disconnect_watch.stress.target import Address, Target
+from disconnect_watch.stress.http import HttpResponse, request_bytes
+from disconnect_watch.stress.target import Target
 
-__all__ = ["ServerCounts", "read_counts", "settled_counts"]
+__all__ = ["ServerCounts", "counts_of_page", "read_counts", "settled_counts"]
 
 _SCRAPE_TIMEOUT = 5.0
 _SCRAPE_PERIOD = 0.05
@@ -19,32 +20,45 @@ _SCRAPE_PERIOD = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ServerCounts:
-    """One reading. The first three only grow, the others are of the moment.
+    """One reading; None for what this server does not tell.
+
+    The first three only grow, and are given only where each request is in one of them; the
+    others but the last two are of the moment.
 
     Attributes:
         num_held: KV blocks that are in use or retained.
+        num_unacked: cancels that were asked for and are not done.
+        num_tokens: generated since the server started.
+        source: whose metrics these are.
     """
 
-    num_finished: int
-    num_cancelled: int
-    num_failed: int
-    num_waiting: int
-    num_running: int
-    num_held: int
-    num_unacked: int
+    num_finished: int | None = None
+    num_cancelled: int | None = None
+    num_failed: int | None = None
+    num_waiting: int | None = None
+    num_running: int | None = None
+    num_held: int | None = None
+    num_unacked: int | None = None
+    num_tokens: int | None = None
+    source: str = "disconnect_watch"
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left of any request."""
-        return self.num_waiting == self.num_running == self.num_held == self.num_unacked == 0
+        """Whether nothing is left of any request, as far as is told."""
+        return not any((self.num_waiting, self.num_running, self.num_held, self.num_unacked))
+
+    @property
+    def shows_work(self) -> bool:
+        """Whether it would be seen that the server works on for who left."""
+        return self.num_running is not None
 
 
 async def read_counts(target: Target) -> ServerCounts | None:
-    """Read the metrics page at ``target``; None if there is none, or it is no page of ours."""
+    """Read the metrics page at ``target``; None if there is none, or none that is known."""
     try:
         async with asyncio.timeout(_SCRAPE_TIMEOUT):
-            text = await _get(await target.resolve(), target)
-        return _parse(text)
+            text = await _get(target)
+        return counts_of_page(text)
     except (OSError, EOFError, WrongAnswerError, ValueError):
         return None
 
@@ -67,41 +81,132 @@ async def settled_counts(
         await asyncio.sleep(_SCRAPE_PERIOD)
 
 
-async def _get(address: Address, target: Target) -> str:
-    loop = asyncio.get_running_loop()
+async def _get(target: Target) -> str:
     response, body = HttpResponse(), b""
-    with socket.socket(address.family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as sock:
-        await loop.sock_connect(sock, address.sockaddr)
-        head = f"GET {target.path} HTTP/1.1\r\nHost: {target.authority}\r\n\r\n"
-        await loop.sock_sendall(sock, head.encode())
+    connections = Connections(await target.resolve(), target)
+    with contextlib.closing(await connections.open()) as connection:
+        await connection.send(request_bytes(target, b"", method="GET"))
         while not response.is_complete:
-            data = await loop.sock_recv(sock, 1 << 16)
+            data = await connection.receive(1 << 16)
             if not data:
                 raise EOFError
             body += response.feed(data)
     return body.decode()
 
 
-def _parse(text: str) -> ServerCounts | None:
-    values: dict[str, int] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name == "dw_requests_total":
-                key = sample.labels["outcome"]
-            elif sample.name in ("dw_requests", "dw_kv_blocks"):
-                key = sample.labels["state"]
-            else:
-                key = sample.name
-            values[key] = values.get(key, 0) + int(sample.value)
-    try:
-        return ServerCounts(
-            num_finished=values["finished"],
-            num_cancelled=values["cancelled"],
-            num_failed=values["failed"],
-            num_waiting=values["waiting"],
-            num_running=values["running"],
-            num_held=values["used"] + values["retained"],
-            num_unacked=values["dw_unacked_cancels"],
+class _Page:
+    """The samples of a page, to be summed up over labels that nobody asks for."""
+
+    def __init__(self, text: str) -> None:
+        self._samples = [
+            sample for family in text_string_to_metric_families(text) for sample in family.samples
+        ]
+
+    def total(self, name: str, **labels: tuple[str, ...]) -> int | None:
+        """The sum of a metric's samples with one of these values of each label.
+
+        Returns:
+            None if the page has no such metric; 0 if only none with these labels, which some
+            servers show from their first event on.
+        """
+        named = [sample for sample in self._samples if sample.name == name]
+        if not named:
+            return None
+        return int(
+            sum(
+                sample.value
+                for sample in named
+                if all(sample.labels.get(label) in values for label, values in labels.items())
+            )
         )
-    except KeyError:
+
+
+def counts_of_page(text: str) -> ServerCounts | None:
+    """What a page of metrics says; None if it is no server's that is known.
+
+    Raises:
+        ValueError: it is no page of metrics.
+    """
+    page = _Page(text)
+    for source in (_ours, _vllm, _sglang, _tgi, _llama_cpp, _triton):
+        if (counts := source(page)) is not None:
+            return counts
+    return None
+
+
+def _ours(page: _Page) -> ServerCounts | None:
+    name = "dw_requests_total"
+    held = page.total("dw_kv_blocks", state=("used", "retained"))
+    if page.total(name) is None or held is None:
         return None
+    return ServerCounts(
+        num_finished=page.total(name, outcome=("finished",)),
+        num_cancelled=page.total(name, outcome=("cancelled",)),
+        num_failed=page.total(name, outcome=("failed",)),
+        num_waiting=page.total("dw_requests", state=("waiting",)),
+        num_running=page.total("dw_requests", state=("running",)),
+        num_held=held,
+        num_unacked=page.total("dw_unacked_cancels"),
+        num_tokens=page.total("dw_tokens_total", kind=("generated",)),
+    )
+
+
+# Of the others none says of each request how it ended: vLLM and Triton count some that were
+# cancelled as successes or not at all, depending on the version. What is there of the moment, and
+# the tokens, does not lie.
+
+
+def _vllm(page: _Page) -> ServerCounts | None:
+    running = page.total("vllm:num_requests_running")
+    if running is None:
+        return None
+    return ServerCounts(
+        num_waiting=page.total("vllm:num_requests_waiting"),
+        num_running=running,
+        num_tokens=page.total("vllm:generation_tokens_total"),
+        source="vLLM",
+    )
+
+
+def _sglang(page: _Page) -> ServerCounts | None:
+    running = page.total("sglang:num_running_reqs")
+    if running is None:
+        return None
+    return ServerCounts(
+        num_waiting=page.total("sglang:num_queue_reqs"),
+        num_running=running,
+        num_tokens=page.total("sglang:generation_tokens_total"),
+        source="SGLang",
+    )
+
+
+def _tgi(page: _Page) -> ServerCounts | None:
+    running = page.total("tgi_batch_current_size")
+    if running is None:
+        return None
+    return ServerCounts(
+        num_waiting=page.total("tgi_queue_size"),
+        num_running=running,
+        num_tokens=page.total("tgi_request_generated_tokens_sum"),
+        source="TGI",
+    )
+
+
+def _llama_cpp(page: _Page) -> ServerCounts | None:
+    running = page.total("llamacpp:requests_processing")
+    if running is None:
+        return None
+    return ServerCounts(
+        num_waiting=page.total("llamacpp:requests_deferred"),
+        num_running=running,
+        num_tokens=page.total("llamacpp:tokens_predicted_total"),
+        source="llama.cpp",
+    )
+
+
+def _triton(page: _Page) -> ServerCounts | None:
+    """Triton says what is in its queue, not what its models work on."""
+    waiting = page.total("nv_inference_pending_request_count")
+    if waiting is None:
+        return None
+    return ServerCounts(num_waiting=waiting, source="Triton")

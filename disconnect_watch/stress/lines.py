@@ -29,6 +29,16 @@ class LineExchange:
         """See ``Exchange``. A server that closes may do so after any line."""
         return sys.maxsize if self.num_lines is None else self.num_lines - 1
 
+    @property
+    def outlasts(self) -> bool:
+        """See ``Exchange``."""
+        return True
+
+    @property
+    def is_http(self) -> bool:
+        """See ``Exchange``."""
+        return False
+
     def request(self, index: int, *, leaves: bool) -> bytes:
         """See ``Exchange``."""
         return _fill(self.send, index) + b"\n"
@@ -48,6 +58,17 @@ class LineAnswer:
         self._num_lines = num_lines
         self._expected = expected
         self._rest = b""
+        self._lines: list[bytes] = []
+
+    @property
+    def is_reusable(self) -> bool:
+        """See ``Answer``. Whether another line may follow only the server knows."""
+        return False
+
+    @property
+    def text(self) -> str:
+        """See ``Answer``."""
+        return b"\n".join(self._lines).decode(errors="replace")
 
     def feed(self, data: bytes) -> None:
         """See ``Answer``."""
@@ -56,6 +77,7 @@ class LineAnswer:
             if self._expected is not None and line.removesuffix(b"\r") != self._expected:
                 raise WrongAnswerError("a line is not what it must be")
             self.num_pieces += 1
+            self._lines.append(line)
         if self._num_lines is not None and self.num_pieces >= self._num_lines:
             if self.num_pieces > self._num_lines or self._rest:
                 raise WrongAnswerError("more came than the answer")

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import SplitResult, urlsplit
 
 from disconnect_watch.errors import DisconnectWatchError
@@ -19,12 +19,13 @@ class Target:
     """A server, and for HTTP what to ask of it.
 
     Attributes:
-        path: None for a raw server; with the query.
+        path: None for a raw server; with the query, empty where the URL had none.
     """
 
     host: str
     port: int
     path: str | None = None
+    is_tls: bool = False
 
     @property
     def authority(self) -> str:
@@ -32,11 +33,13 @@ class Target:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
-        return self.authority if self.path is None else f"http://{self.authority}{self.path}"
+        if self.path is None:
+            return self.authority
+        return f"{'https' if self.is_tls else 'http'}://{self.authority}{self.path}"
 
     def with_path(self, path: str) -> "Target":
         """Another page of the same server."""
-        return Target(self.host, self.port, path)
+        return replace(self, path=path)
 
     async def resolve(self) -> "Address":
         """Look its name up, once for all clients.
@@ -62,7 +65,7 @@ def parse_target(text: str) -> Target:
     """Understand what the user typed.
 
     Args:
-        text: ``host:port``, ``[v6 address]:port``, or ``http://host[:port]/path``.
+        text: ``host:port``, ``[v6 address]:port``, or ``http[s]://host[:port][/path]``.
 
     Raises:
         TargetError: neither of them.
@@ -74,12 +77,14 @@ def parse_target(text: str) -> Target:
             raise TargetError(f"cannot go to {text!r}: give host:port, or an http:// URL")
         return Target(parts.hostname, port)
     parts = _split(text, text)
-    if parts.scheme != "http":
-        raise TargetError(f"cannot go to {text!r}: the scheme must be http")
-    if not parts.hostname or parts.path in ("", "/"):
+    if parts.scheme not in ("http", "https"):
+        raise TargetError(f"cannot go to {text!r}: the scheme must be http or https")
+    if not parts.hostname:
         raise TargetError(f"cannot go to {text!r}: give the whole URL of an endpoint")
+    is_tls = parts.scheme == "https"
     query = f"?{parts.query}" if parts.query else ""
-    return Target(parts.hostname, _port_of(text, parts) or 80, parts.path + query)
+    port = _port_of(text, parts) or (443 if is_tls else 80)
+    return Target(parts.hostname, port, parts.path + query, is_tls)
 
 
 def _split(text: str, url: str) -> SplitResult:

@@ -1,28 +1,31 @@
 """The stress tool's parts: plans, targets, answers, and the ledger that must balance."""
 
 import json
-from collections import Counter
+from typing import Any
 
 import pytest
 
 from disconnect_watch.stress import Point, Report, StressOptions, TargetError, Way, parse_target
+from disconnect_watch.stress.checks import check_clients, check_server
 from disconnect_watch.stress.client import Ending, Outcome
 from disconnect_watch.stress.exchange import WrongAnswerError
 from disconnect_watch.stress.generate import GenerateAnswer, GenerateExchange
 from disconnect_watch.stress.http import HttpResponse
 from disconnect_watch.stress.ledger import ServerCounts
 from disconnect_watch.stress.lines import LineAnswer, LineExchange
-from disconnect_watch.stress.plan import ClientPlan, Leave, plan_clients
-from disconnect_watch.stress.report import Counts, check_clients, check_server
+from disconnect_watch.stress.plan import ClientPlan, Leave, PlanOptions, plan_clients
+from disconnect_watch.stress.tally import Counts
 from disconnect_watch.stress.target import Target
 
 STREAM = parse_target("http://127.0.0.1:8000/v2/models/tiny/generate_stream")
 
 
-def plan(seed: int, *, num_leave: int = 400, max_pieces: int = 3) -> list[ClientPlan]:
-    return plan_clients(
-        100, num_leave, ways=tuple(Way), max_delay=0.5, max_pieces=max_pieces, seed=seed
+def plan(seed: int, *, max_pieces: int = 3, **more: Any) -> list[ClientPlan]:
+    options = PlanOptions(
+        **{"num_stay": 100, "num_leave": 1000, "ways": tuple(Way), "max_delay": 0.5, **more},
+        seed=seed,
     )
+    return list(plan_clients(options, max_pieces=max_pieces))
 
 
 def test_same_seed_gives_the_same_clients_and_another_gives_others() -> None:
@@ -32,17 +35,67 @@ def test_same_seed_gives_the_same_clients_and_another_gives_others() -> None:
 
 def test_plan_has_every_way_at_every_point_that_makes_sense() -> None:
     leaves = [client.leave for client in plan(1) if client.leave is not None]
-    assert len(leaves) == 400
-    found = Counter((leave.way, leave.point) for leave in leaves)
+    assert len(leaves) == 1000
+    found = {(leave.way, leave.point) for leave in leaves}
     expected = {(way, point) for way in Way for point in Point}
-    assert set(found) == expected - {(Way.BEHIND_REQUEST, Point.IN_REQUEST)}
+    assert found == expected - {
+        (way, point)
+        for way in (Way.BEHIND_REQUEST, Way.BEHIND_BODY)
+        for point in (Point.CONNECTED, Point.IN_REQUEST)
+    }
     assert {leave.num_pieces for leave in leaves} == {1, 2, 3}
     assert all(0 <= leave.fraction < 1 and 0 <= leave.delay <= 0.5 for leave in leaves)
 
 
 def test_nobody_leaves_in_the_middle_of_an_answer_of_one_piece() -> None:
     leaves = [client.leave for client in plan(1, max_pieces=0)]
-    assert not [leave for leave in leaves if leave and leave.point is Point.STREAMING]
+    in_answer = (Point.STREAMING, Point.STALLED)
+    assert not [leave for leave in leaves if leave and leave.point in in_answer]
+
+
+def test_plan_has_as_many_of_either_kind_as_were_asked_for_in_any_order() -> None:
+    clients = plan(1, num_stay=3, num_leave=5)
+    assert [client.index for client in clients] == list(range(8))
+    assert sum(client.leave is None for client in clients) == 3
+    orders = {tuple(c.leave is None for c in plan(s, num_stay=3, num_leave=5)) for s in range(500)}
+    assert len(orders) == 56  # each choice of 3 in 8
+
+
+def test_clients_of_an_open_loop_are_due_at_the_rate_that_was_asked_for() -> None:
+    dues = [client.due for client in plan(1, rate=50.0, num_stay=5000)]
+    assert dues == sorted(dues)
+    assert 0.9 < dues[-1] / (6000 / 50) < 1.1
+    assert {client.due for client in plan(1)} == {0.0}
+
+
+def test_shares_of_kept_connections_and_of_slow_readers_are_about_those_asked_for() -> None:
+    clients = plan(1, kept=0.25, slow=0.5, num_stay=4000)
+    assert 0.2 < sum(client.is_kept for client in clients) / len(clients) < 0.3
+    slow = [client.is_slow for client in clients if client.leave is None]
+    assert 0.45 < sum(slow) / len(slow) < 0.55
+    assert not any(client.is_slow for client in clients if client.leave is not None)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"kept": 1.5}, "kept is 1.5, must be a share"),
+        ({"slow": -0.1}, "slow is -0.1, must be a share"),
+        ({"rate": 0.0}, "rate is 0.0, must be above 0"),
+        ({"points": ()}, "no point to leave at"),
+    ],
+)
+def test_run_of_what_cannot_be_is_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        StressOptions(**options)
+
+
+def test_way_that_goes_with_no_point_is_refused_before_the_first_client() -> None:
+    options = PlanOptions(
+        num_stay=1, num_leave=1, ways=(Way.BEHIND_BODY,), points=(Point.IN_REQUEST,)
+    )
+    with pytest.raises(ValueError, match="nobody can leave by behind_body at in_request"):
+        plan_clients(options, max_pieces=1)
 
 
 def test_a_run_without_a_way_to_leave_is_refused() -> None:
@@ -56,12 +109,19 @@ def test_a_run_without_a_way_to_leave_is_refused() -> None:
         ("localhost:9000", Target("localhost", 9000)),
         ("[::1]:9000", Target("::1", 9000)),
         ("http://[::1]:8000/a/generate?b=c", Target("::1", 8000, "/a/generate?b=c")),
-        ("http://example.org/generate", Target("example.org", 80, "/generate")),
+        ("http://example.org:80/generate", Target("example.org", 80, "/generate")),
+        ("https://a:443/generate", Target("a", 443, "/generate", is_tls=True)),
+        ("http://a:8000", Target("a", 8000, "")),
     ],
 )
 def test_target_is_understood_and_printed_as_typed(text: str, target: Target) -> None:
     assert parse_target(text) == target
-    assert parse_target(str(target)) == target
+    assert str(target) == text
+
+
+@pytest.mark.parametrize(("text", "port"), [("http://a/b", 80), ("https://a/b", 443)])
+def test_port_that_is_not_given_is_that_of_the_scheme(text: str, port: int) -> None:
+    assert parse_target(text).port == port
 
 
 @pytest.mark.parametrize(
@@ -72,8 +132,7 @@ def test_target_is_understood_and_printed_as_typed(text: str, target: Target) ->
         ("localhost:9000/path", "give host:port"),
         ("localhost:70000", "from 0 to 65535"),
         ("[::1:80", "cannot go to"),
-        ("https://localhost/generate", "the scheme must be http"),
-        ("http://localhost:8000", "the whole URL"),
+        ("ftp://localhost/generate", "the scheme must be http or https"),
         ("http:///generate", "the whole URL"),
     ],
 )
@@ -273,4 +332,4 @@ def test_report_tells_the_same_as_text_and_as_json() -> None:
     assert "sent 7 = answered 3 + left 3 + failed 1" in text
     assert "1 failed: status 503" in text
     assert "FAIL every answer is right: 3 right, 1 wrong or missing" in text
-    assert "no dw_ metrics" in text
+    assert "no metrics that tell" in text
