@@ -60,6 +60,7 @@ BEYOND_THE_CORE = [
     "machines/test_pool_machine.py",
     "machines/test_responses_machine.py",
     "machines/test_scheduler_machine.py",
+    "monitoring",
     "proxies",
     "servers",
     "stress/test_stress_engine.py",

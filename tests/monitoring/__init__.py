@@ -1,0 +1,1 @@
+"""What the docs give to Prometheus and Grafana, before a real Prometheus."""
