@@ -19,7 +19,7 @@ FORMATTED := $(wildcard tests/native/*.cpp \
 STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
 	-Wstrict-prototypes -Wmissing-prototypes -Werror -Idisconnect_watch/include
 
-.PHONY: serve test screenshots test-py test-all test-c test-programs matrix matrix-proxies matrix-clients matrix-servers abort-matrix stress-core stress-engine sanitize tsan valgrind fuzz mutants conformance test-gateways \
+.PHONY: serve test screenshots test-py test-all test-c test-programs matrix matrix-proxies matrix-clients matrix-servers abort-matrix stress-core stress-engine sanitize tsan valgrind fuzz mutants conformance test-gateways reference \
 	lint types fmt build dev bench bench-quick bench-engine bench-frontend bench-gateways gpu test-core test-pythons wheel ci clean
 
 serve: $(VENV)/.serve
@@ -72,6 +72,14 @@ screenshots: $(VENV)/.dev
 # A million random operations on the step loop of the engine; seeded.
 stress-engine: $(VENV)/.dev
 	$(BIN)/python -m tests.stress.engine
+
+# The public names with their docstrings, as pages below build/reference. What needs a package that
+# our venv is too small for (Ray, llama.cpp) has a page of its own in docs/ instead.
+REFERENCE := disconnect_watch $(addprefix disconnect_watch.,testing native keys engine kernels backends disagg server stress doctor \
+	$(addprefix adapters.,aiohttp asgi fdlookup grpc protocol sanic starlette tornado uvicorn uvicorn._httptools uvicorn_worker) \
+	$(addprefix backends.hooks.,continuous_batching diffusers onnxruntime torch transformers))
+reference: $(VENV)/.dev
+	$(BIN)/python -m pdoc --docformat google --output-directory build/reference $(REFERENCE)
 
 test-c:
 	$(MAKE) -C tests/c run SAN=none

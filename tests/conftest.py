@@ -71,6 +71,7 @@ BEYOND_THE_CORE = [
     "unit/test_block_pool.py",
     "unit/test_engine_*",
     "unit/test_prefix_cache.py",
+    "unit/test_reference.py",
     "unit/test_scheduler.py",
     "unit/test_server_*",
     "unit/test_stress*",
