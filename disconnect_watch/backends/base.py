@@ -1,6 +1,6 @@
 """What the frontend asks of whatever does the work."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -121,6 +121,27 @@ class Backend(Protocol):
         Raises:
             ValueError: the request can't be taken: see ``engine.errors``.
             EngineClosedError: nothing is taken any more.
+        """
+
+    async def submit_all(
+        self,
+        prompts: Mapping[str, str | Sequence[int]],
+        params: "SamplingParams",
+        *,
+        cancel: CancelToken,
+        priority: int = 0,
+        time_limit: float | None = None,
+    ) -> Sequence[OutputStream]:
+        """As ``submit``, for several prompts that are wanted together: takes all, or none.
+
+        Args:
+            prompts: by the id of the request that each becomes.
+
+        Returns:
+            A stream for each, in their order.
+
+        Raises:
+            ValueError, EngineClosedError: as ``submit``, for any of them.
         """
 
     async def abort(self, request_id: str) -> "AbortResult":

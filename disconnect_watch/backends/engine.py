@@ -1,6 +1,6 @@
 """The embedded engine as a backend: its thread, and what its requests look like."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote
@@ -126,6 +126,20 @@ class EngineBackend:
         """See ``EngineThread.submit``."""
         return await self._thread.submit(
             request_id, prompt, params, cancel=cancel, priority=priority, time_limit=time_limit
+        )
+
+    async def submit_all(
+        self,
+        prompts: Mapping[str, str | Sequence[int]],
+        params: SamplingParams,
+        *,
+        cancel: CancelToken,
+        priority: int = 0,
+        time_limit: float | None = None,
+    ) -> list[RequestStream]:
+        """See ``EngineThread.submit_all``."""
+        return await self._thread.submit_all(
+            prompts, params, cancel=cancel, priority=priority, time_limit=time_limit
         )
 
     async def abort(self, request_id: str) -> AbortResult:

@@ -109,22 +109,40 @@ class EngineCore:
         self._busy_ns = 0
         self._is_stepping = False
 
-    def admit(self, request: Request) -> None:
-        """Queue a request that ``make_request`` made, with all its siblings or with none.
+    def admit(self, *requests: Request) -> None:
+        """Queue requests that ``make_request`` made, all with all their siblings, or none.
 
-        One that is cancelled already is taken all the same, and ends at the next step.
+        What is cancelled already is taken all the same, and ends at the next step.
 
         Raises:
-            DuplicateRequestError: its id is in use.
-            QueueFullError: ``max_queue`` requests wait, or would, with all answers of this one.
+            ValueError: as ``check_fits``.
+            DuplicateRequestError: an id is in use.
+            QueueFullError: ``max_queue`` requests wait, or would, with all answers of these.
         """
-        num_waiting = self._scheduler.num_waiting + len(request.siblings)
-        if num_waiting > self.config.max_queue:
+        num_answers = sum(len(request.siblings) for request in requests)
+        self.check_fits(num_answers)
+        if self._scheduler.num_waiting + num_answers > self.config.max_queue:
             raise QueueFullError(self.config.max_queue)
-        self._registry.add(request)
-        if request.remote is not None and not request.is_cancelled:
-            # It is known already, so nobody has to wait for it.
-            self._emit(request, request.remote.first)
+        self._registry.add(*requests)
+        for request in requests:
+            if request.remote is not None and not request.is_cancelled:
+                # It is known already, so nobody has to wait for it.
+                self._emit(request, request.remote.first)
+
+    def check_fits(self, num_answers: int) -> None:
+        """Refuse what there is no room for, however little waits. Threads: any.
+
+        Args:
+            num_answers: that one request wants, to all its prompts.
+
+        Raises:
+            ValueError: the queue never holds so many.
+        """
+        if num_answers > self.config.max_queue:
+            raise ValueError(
+                f"{num_answers} answers are wanted, the queue holds {self.config.max_queue}: "
+                "lower n or best_of, or send fewer prompts at once"
+            )
 
     def release_blocks(self, blocks: Sequence[int]) -> None:
         """Give back what ``on_retain`` was given, once nothing reads it any more. Threads: any."""

@@ -141,8 +141,8 @@ class Engine(EngineCore):
 
         Raises:
             ValueError: the prompt is empty, no unicode, or has a token id that is out of range or
-                no integer; priority or time_limit is none; or more answers are wanted than can
-                ever wait, or than the one that can be parted between two engines.
+                no integer; priority or time_limit is none; more answers are wanted than the one
+                that can be parted between two engines; or as ``check_fits``.
             PromptTooLongError: it leaves no room to generate.
 
         Threads: any.
@@ -174,11 +174,7 @@ class Engine(EngineCore):
             seed = remote.seed
         else:
             seed = secrets.randbits(63) if params.seed is None else params.seed
-        if params.num_generations > self.config.max_queue:
-            raise ValueError(
-                f"{params.num_generations} answers are wanted, the queue holds "
-                f"{self.config.max_queue}: lower n or best_of"
-            )
+        self.check_fits(params.num_generations)
         request = Request(
             request_id,
             token_ids,

@@ -71,15 +71,23 @@ class RequestRegistry:
         """Return the live request of that id. Threads: any."""
         return self._first.get(request_id)
 
-    def add(self, request: Request) -> None:
-        """Take a request and queue it, with all its siblings or with none.
+    def add(self, *requests: Request) -> None:
+        """Take requests and queue them, all with all their siblings, or none.
 
         Raises:
-            DuplicateRequestError: its id is in use.
+            DuplicateRequestError: an id is in use, or that of two of them.
         """
-        # Not the live ones alone: a key that has ended still has its text, until all have.
-        if any(self._outbox.is_open(sibling.key) for sibling in request.siblings):
-            raise DuplicateRequestError(request.request_id)
+        request_ids: set[str] = set()
+        for request in requests:
+            # Not the live ones alone: a key that has ended still has its text, until all have.
+            is_open = any(self._outbox.is_open(sibling.key) for sibling in request.siblings)
+            if is_open or request.request_id in request_ids:
+                raise DuplicateRequestError(request.request_id)
+            request_ids.add(request.request_id)
+        for request in requests:
+            self._add(request)
+
+    def _add(self, request: Request) -> None:
         self._first[request.request_id] = request
         self._outbox.open(request)
         for sibling in request.siblings:

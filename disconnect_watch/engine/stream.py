@@ -25,7 +25,6 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self.request = request
         self.loop = loop
         self._outputs: deque[RequestOutput] = deque()
-        self._admitted: asyncio.Future[None] = loop.create_future()
         self._waiter: asyncio.Future[None] | None = None
         self._has_ended = False
 
@@ -57,20 +56,6 @@ class RequestStream(AsyncIterator[RequestOutput]):
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
-
-    async def wait_admitted(self) -> None:
-        """Wait until the engine has taken the request; raises why if it does not."""
-        await self._admitted
-
-    def deliver_admission(self, error: Exception | None) -> None:
-        """Take the engine's answer; called on the loop."""
-        if self._admitted.done():  # the waiter was cancelled
-            return
-        if error is None:
-            self._admitted.set_result(None)
-        else:
-            self._has_ended = True
-            self._admitted.set_exception(error)
 
     def deliver(self, output: RequestOutput) -> None:
         """Take one output; called on the loop. A closed stream hears nothing more."""

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 from disconnect_watch.engine.engine import Engine
@@ -144,33 +144,87 @@ class EngineThread:
             ValueError: see ``Engine.make_request`` and ``Engine.admit``; nothing was queued.
             EngineClosedError: the engine takes no more requests.
         """
+
+        def make() -> list[Request]:
+            return [
+                self.engine.make_request(
+                    prompt,
+                    params,
+                    request_id=request_id,
+                    cancel=cancel,
+                    priority=priority,
+                    time_limit=time_limit,
+                    prefill_only=prefill_only,
+                    remote=remote,
+                )
+            ]
+
+        (stream,) = await self._queue(make, [prompt])
+        return stream
+
+    async def submit_all(
+        self,
+        prompts: Mapping[str, str | Sequence[int]],
+        params: SamplingParams | None = None,
+        *,
+        cancel: CancelToken | None = None,
+        priority: int = 0,
+        time_limit: float | None = None,
+    ) -> list[RequestStream]:
+        """As ``submit``, for several prompts that are wanted together: all are queued, or none.
+
+        Args:
+            prompts: by the id of the request that each becomes.
+
+        Returns:
+            A stream for each, in their order.
+
+        Raises:
+            ValueError, EngineClosedError: as ``submit``, for any of them.
+        """
+        params = params or SamplingParams()
+        # Before each of them is tokenized.
+        self.engine.check_fits(len(prompts) * params.num_generations)
+
+        def make() -> list[Request]:
+            return [
+                self.engine.make_request(
+                    prompt,
+                    params,
+                    request_id=request_id,
+                    cancel=cancel,
+                    priority=priority,
+                    time_limit=time_limit,
+                )
+                for request_id, prompt in prompts.items()
+            ]
+
+        return await self._queue(make, prompts.values())
+
+    async def _queue(
+        self, make: Callable[[], list[Request]], prompts: Iterable[str | Sequence[int]]
+    ) -> list[RequestStream]:
+        """Make requests of prompts, and hand them to the engine as one command."""
         loop = asyncio.get_running_loop()
-
-        def make() -> Request:
-            return self.engine.make_request(
-                prompt,
-                params,
-                request_id=request_id,
-                cancel=cancel,
-                priority=priority,
-                time_limit=time_limit,
-                prefill_only=prefill_only,
-                remote=remote,
-            )
-
-        is_long = isinstance(prompt, str) and len(prompt) > MAX_INLINE_PROMPT
-        stream = RequestStream(await asyncio.to_thread(make) if is_long else make(), loop=loop)
+        num_characters = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+        is_long = num_characters > MAX_INLINE_PROMPT
+        requests = await asyncio.to_thread(make) if is_long else make()
+        streams = [RequestStream(request, loop=loop) for request in requests]
+        answer: asyncio.Future[ValueError | None] = loop.create_future()
         with self._lock:
             if not self._is_accepting:
                 raise EngineClosedError("the engine takes no requests, it was closed or has failed")
-            self._commands.append(lambda: self._admit(stream))
+            self._commands.append(lambda: self._admit(streams, answer))
         self._wake.set()
         try:
-            await stream.wait_admitted()
+            refusal = await answer
         except asyncio.CancelledError:
-            stream.close()
+            for stream in streams:
+                stream.close()
             raise
-        return stream
+        if refusal is not None:
+            raise refusal
+        return streams
 
     async def generate(
         self,
@@ -281,16 +335,18 @@ class EngineThread:
         for _ in range(len(self._commands)):
             self._commands.popleft()()
 
-    def _admit(self, stream: RequestStream) -> None:
-        error = None
+    def _admit(
+        self, streams: list[RequestStream], answer: asyncio.Future[ValueError | None]
+    ) -> None:
+        refusal = None
         # The outcome of an aborted request goes to its own stream, before its id gets a new one.
         self._route(self.engine.take_outputs())
         try:
-            self.engine.admit(stream.request)
-            self._streams[stream.request.request_id] = stream
-        except ValueError as refusal:
-            error = refusal
-        self._tell(stream.loop, stream.deliver_admission, error)
+            self.engine.admit(*(stream.request for stream in streams))
+            self._streams |= {stream.request.request_id: stream for stream in streams}
+        except ValueError as error:
+            refusal = error
+        self._tell(answer.get_loop(), _set_result, answer, refusal)
 
     def _tell(
         self, loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: object

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from disconnect_watch.adapters import LEAVES, TOKEN_KEY
-from disconnect_watch.engine import AbortResult, Outcome
+from disconnect_watch.engine import Outcome
 from disconnect_watch.server.ids import new_id
 from disconnect_watch.server.outcome import joined
 from disconnect_watch.token import CancelToken, Reason
@@ -49,7 +49,6 @@ class RequestRecord:
         timeout: seconds from its beginning after which nobody wants its answer.
         signals: by what it was asked to end, other than its connection.
         works: what runs for it in an engine and has not ended.
-        coming: abort what is on its way into an engine.
         waiters: futures of those who wait until it is over.
         received_ns, admitted_ns, first_ns, settled_ns: on ``time.monotonic_ns``: when its body was
             whole, it was queued, its first output came, and its outcome; 0 for never.
@@ -64,7 +63,6 @@ class RequestRecord:
     timeout: float | None = None
     signals: frozenset[Reason] = frozenset()
     works: "set[Running]" = field(default_factory=set)
-    coming: set[Callable[[], Awaitable[AbortResult]]] = field(default_factory=set)
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     received_ns: int = 0
     admitted_ns: int = 0

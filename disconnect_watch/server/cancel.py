@@ -72,7 +72,7 @@ async def cancel(
     except TimeoutError:
         return Cancelled(name, "pending")
     finally:
-        # Parts that were not on their way to the engine yet end there before they begin.
+        # What the request would yet have done ends before it begins.
         record.token.cancel(Reason.ABORTED)
     return Cancelled(name, result.outcome, result.phase, result.num_blocks_freed, result.latency_ns)
 
@@ -80,8 +80,7 @@ async def cancel(
 async def _effect(ledger: RequestLedger, record: RequestRecord) -> AbortResult:
     """Cancel a live request; returns when it is out of all that worked on it."""
     if record.works:
-        parts = [*record.coming, *(work.abort for work in record.works)]
-        return _joined(await asyncio.gather(*(abort() for abort in parts)))
+        return _joined(await asyncio.gather(*(work.abort() for work in record.works)))
     is_first = record.token.cancel(Reason.ABORTED)
     await ledger.wait_ended(record)
     status = _ended_as(record)

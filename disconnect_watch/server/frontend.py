@@ -2,15 +2,16 @@
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from disconnect_watch.backends import Backend
 from disconnect_watch.backends.engines import EngineTable
 from disconnect_watch.backends.models import Models, RemoteModels
 from disconnect_watch.backends.statistics import ModelStatistics
-from disconnect_watch.engine import AbortResult, Outcome
+from disconnect_watch.engine import Outcome
 from disconnect_watch.engine.errors import EngineClosedError, QueueFullError
 from disconnect_watch.server.access import RequestRecord
 from disconnect_watch.server.errors import (
@@ -156,31 +157,34 @@ class Frontend:
         return backend
 
     async def submit(
-        self, backend: Backend, generation: Generation, record: RequestRecord, *, part: int = 0
+        self, backend: Backend, generation: Generation, record: RequestRecord
     ) -> Running:
-        """Hand a request to its backend; returns when it is queued.
+        """``submit_all``, for what has one prompt."""
+        (running,) = await self.submit_all(backend, generation, record)
+        return running
 
-        Its token is kept at hand for a shutdown until it has ended or was closed.
+    async def submit_all(
+        self, backend: Backend, generation: Generation, record: RequestRecord
+    ) -> list[Running]:
+        """Hand a request to its backend, with all its prompts; returns when they are queued.
 
-        Args:
-            part: which of several that one request asks for, from 0.
+        Its token is kept at hand for a shutdown until each has ended or was closed.
+
+        Returns:
+            What runs for each prompt, in their order.
 
         Raises:
-            RequestError: it can't be taken.
+            RequestError: one of them can't be taken, and none was.
         """
         self._refuse_while_draining()
-        work_id = f"{record.request_id}.{part}" if part else record.request_id
-
-        def abort() -> Awaitable[AbortResult]:
-            return backend.abort(work_id)
-
+        prompts = {
+            f"{record.request_id}.{part}" if part else record.request_id: prompt
+            for part, prompt in enumerate((generation.prompt, *generation.others))
+        }
         time_left = record.time_left(generation.time_limit)
-        # The engine may run it before this loop hears that it was queued.
-        record.coming.add(abort)
         try:
-            outputs = await backend.submit(
-                work_id,
-                generation.prompt,
+            streams = await backend.submit_all(
+                prompts,
                 generation.params,
                 cancel=record.token,
                 priority=generation.priority,
@@ -195,8 +199,6 @@ class Frontend:
         except ValueError as error:
             # The engine's word for a prompt that it can't take.
             raise ProtocolError(f"{generation.prefix}{error}") from error
-        finally:
-            record.coming.discard(abort)
 
         def end(running: Running, outcome: Outcome | None) -> None:
             self._live.discard(running)
@@ -210,19 +212,22 @@ class Frontend:
                     # An engine looks at the time itself.
                     self.ledger.signal(record, Reason.DEADLINE)
 
-        running = Running(
-            outputs,
-            abort=abort,
-            token=record.token,
-            prefix=generation.prefix,
-            on_first=record.first_output,
-            on_end=end,
-            deadline_ns=0 if time_left is None else time.monotonic_ns() + int(time_left * 1e9),
-        )
-        self._live.add(running)
-        record.works.add(running)
         record.admitted_ns = time.monotonic_ns()
-        return running
+        runnings = [
+            Running(
+                outputs,
+                abort=partial(backend.abort, work_id),
+                token=record.token,
+                prefix=generation.prefix,
+                on_first=record.first_output,
+                on_end=end,
+                deadline_ns=0 if time_left is None else record.admitted_ns + int(time_left * 1e9),
+            )
+            for work_id, outputs in zip(prompts, streams, strict=True)
+        ]
+        self._live.update(runnings)
+        record.works.update(runnings)
+        return runnings
 
     def model_statistics(self) -> Sequence[ModelStatistics]:
         """Of the models that take tensors, for metrics; counted as Triton does if that is asked.

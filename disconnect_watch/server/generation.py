@@ -23,6 +23,7 @@ class Generation:
 
     Attributes:
         prompt: text, or token ids.
+        others: further prompts, that are taken with the first or not at all.
         client_id: the client's own name for it, echoed and used for nothing else.
         priority: the lowest number runs first.
         time_limit: seconds that it may take; None for no limit.
@@ -31,6 +32,7 @@ class Generation:
 
     prompt: str | Sequence[int]
     params: SamplingParams
+    others: Sequence[str | Sequence[int]] = ()
     client_id: str = ""
     priority: int = 0
     time_limit: float | None = None

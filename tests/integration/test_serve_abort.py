@@ -114,29 +114,29 @@ def test_a_cancel_is_answered_when_its_blocks_are_free(serving: Serving, ask: st
         assert (outcome.kind, outcome.reason) == ("cancelled", Reason.ABORTED)
 
 
-def test_a_part_that_is_on_its_way_is_cancelled_with_the_others(serving: Serving) -> None:
+def test_prompts_that_are_on_their_way_are_all_cancelled(serving: Serving) -> None:
     ledger = serving.frontend.ledger
     with (
         gated(serving.engine) as gate,
         Client(serving.port) as client,
         Client(serving.port) as other,
     ):
-        send(client, *ASKS["prompts"], X_Request_Id="parts")
-        gate.wait()
-        # The second prompt is queued between two steps; the first is in one.
-        wait_until(lambda: any(record.works and record.coming for record in ledger.live()))
-        (record,) = ledger.live()
-        send(other, "/v1/requests/parts/cancel", {"wait": 60})
-        first = serving.engine.find(record.request_id)
-        assert first is not None
-        wait_until(lambda: first.is_cancelled)
-        gate.pass_steps(1)
-        status, _, answer = other.read_response()
-        assert (status, json.loads(answer)["status"]) == (200, "cancelled")
-        assert serving.engine.block_owners == set()
-        gate.open()
-        assert client.read_response()[0] == 499
-    outcomes_of(serving, 2)
+        with Client(serving.port) as holder:
+            send(holder, *ASKS["completions"])
+            gate.wait()
+            send(client, *ASKS["prompts"], X_Request_Id="parts")
+            # They are queued between two steps, and the engine is held in one.
+            wait_until(lambda: any(record.client_id == "parts" for record in ledger.live()))
+            (record,) = (record for record in ledger.live() if record.client_id == "parts")
+            wait_until(lambda: serving.backend._thread._commands)
+            send(other, "/v1/requests/parts/cancel", {"wait": 60})
+            wait_until(lambda: record.token.cancelled)
+            gate.open()
+            status, _, answer = other.read_response()
+            assert (status, json.loads(answer)["status"]) == (200, "cancelled")
+            assert client.read_response()[0] == 499
+    outcomes = outcomes_of(serving, 3)
+    assert sum(outcome.phase == "waiting" for outcome in outcomes) == 2
 
 
 def test_the_id_in_the_head_is_enough(serving: Serving) -> None:

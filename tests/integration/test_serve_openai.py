@@ -324,12 +324,41 @@ def test_tools_are_the_templates_and_a_call_is_text(serving: Serving) -> None:
     assert answer.choices[0].message.tool_calls is None
 
 
-def test_one_prompt_of_several_that_is_refused_ends_all(serving: Serving) -> None:
-    ask: dict[str, Any] = {**ASK, "max_tokens": 100_000, "extra_body": {"ignore_eos": True}}
+def test_one_prompt_of_several_that_is_refused_lets_none_begin(serving: Serving) -> None:
+    num_before = serving.backend.stats().num_requests
     with client_at(serving.port) as client, pytest.raises(openai.BadRequestError, match="token id"):
-        client.completions.create(**{**ask, "prompt": [[1, 2], [3, 4], [1 << 30]]})
-    wait_until(lambda: len(serving.outcomes) == 2)
-    assert {outcome.kind for (outcome,) in serving.outcomes.values()} == {"cancelled"}
+        client.completions.create(**{**ASK, "prompt": [[1, 2], [3, 4], [1 << 30]]})
+    with client_at(serving.port) as client:
+        client.completions.create(**ASK)  # comes behind whatever the other has left
+    wait_until(lambda: len(serving.outcomes) == 1)
+    assert serving.backend.stats().num_requests == num_before + 1
+
+
+def test_several_prompts_find_room_together_or_not_at_all() -> None:
+    engine = packaged_engine(max_num_seqs=1, max_queue=2)
+    endless: dict[str, Any] = {**ASK, "max_tokens": 100_000, "ignore_eos": True}
+    with serving_engine(engine) as serving:
+        with (
+            client_at(serving.port) as client,
+            Client(serving.port) as runs,
+            Client(serving.port) as waits,
+        ):
+            runs.post("/v1/completions", endless)
+            wait_until(lambda: serving.backend.stats().num_running == 1)
+            waits.post("/v1/completions", endless)
+            wait_until(lambda: serving.backend.stats().num_waiting == 1)
+            with pytest.raises(openai.InternalServerError, match="queue size") as full:
+                client.completions.create(**{**ASK, "prompt": ["a", "b"]})
+            assert full.value.status_code == 503
+            # However long it waits, there will not be room for so many.
+            with pytest.raises(openai.BadRequestError, match="the queue holds 2") as never:
+                client.completions.create(**{**ASK, "prompt": ["a", "b", "c"]})
+            assert never.value.response.headers.get("retry-after") is None
+            with pytest.raises(openai.BadRequestError, match="4 answers are wanted"):
+                client.completions.create(**{**ASK, "prompt": ["a", "b"], "n": 2})
+        wait_until(serving.is_idle)
+        assert serving.backend.stats().num_requests == 2
+        assert len(serving.outcomes) == 2
 
 
 @pytest.mark.timeout(180)

@@ -1,6 +1,6 @@
 """A backend by hand, for the tests of routes: it says what a test wants said."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from disconnect_watch.backends import Tensor
 from disconnect_watch.backends.engine import INPUTS, OUTPUTS
@@ -68,6 +68,27 @@ class ScriptedBackend:
             raise self.error
         self.num_open += 1
         return Script(self, request_id)
+
+    async def submit_all(
+        self,
+        prompts: Mapping[str, str | Sequence[int]],
+        params: SamplingParams,
+        *,
+        cancel: CancelToken,
+        priority: int = 0,
+        time_limit: float | None = None,
+    ) -> "list[Script]":
+        return [
+            await self.submit(
+                request_id,
+                prompt,
+                params,
+                cancel=cancel,
+                priority=priority,
+                time_limit=time_limit,
+            )
+            for request_id, prompt in prompts.items()
+        ]
 
     async def abort(self, request_id: str) -> AbortResult:
         raise AssertionError("no test cancels a script by its id")

@@ -1,7 +1,7 @@
 """A real engine as a backend whose every step is a test's, on the test's own loop."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from disconnect_watch.backends import Tensor
 from disconnect_watch.backends.engine import INPUTS, OUTPUTS
@@ -60,17 +60,36 @@ class SteppedBackend:
         priority: int = 0,
         time_limit: float | None = None,
     ) -> RequestStream:
-        request = self.engine.add_request(
-            prompt,
-            params,
-            request_id=request_id,
-            cancel=cancel,
-            priority=priority,
-            time_limit=time_limit,
+        (stream,) = await self.submit_all(
+            {request_id: prompt}, params, cancel=cancel, priority=priority, time_limit=time_limit
         )
-        stream = RequestStream(request, loop=asyncio.get_running_loop())
-        self._streams[request_id] = stream
         return stream
+
+    async def submit_all(
+        self,
+        prompts: Mapping[str, str | Sequence[int]],
+        params: SamplingParams,
+        *,
+        cancel: CancelToken,
+        priority: int = 0,
+        time_limit: float | None = None,
+    ) -> list[RequestStream]:
+        requests = [
+            self.engine.make_request(
+                prompt,
+                params,
+                request_id=request_id,
+                cancel=cancel,
+                priority=priority,
+                time_limit=time_limit,
+            )
+            for request_id, prompt in prompts.items()
+        ]
+        self.engine.admit(*requests)
+        loop = asyncio.get_running_loop()
+        streams = {request.request_id: RequestStream(request, loop=loop) for request in requests}
+        self._streams |= streams
+        return list(streams.values())
 
     async def abort(self, request_id: str) -> AbortResult:
         result = self.engine.abort(request_id)

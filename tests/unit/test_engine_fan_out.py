@@ -7,6 +7,7 @@ import torch
 
 from disconnect_watch.engine import Engine, Outcome, RequestOutput, SamplingParams
 from disconnect_watch.engine.errors import DuplicateRequestError, QueueFullError
+from disconnect_watch.engine.request import Request
 from disconnect_watch.token import CancelToken, Reason
 from tests.support.engine import (
     collect,
@@ -221,6 +222,28 @@ def test_answers_are_admitted_to_the_queue_all_or_none() -> None:
     with pytest.raises(ValueError, match="5 answers are wanted"):
         submit(engine, "d", n=5)
     assert engine.find("b") is None
+
+
+def test_several_requests_are_admitted_all_or_none() -> None:
+    engine = make_engine(max_queue=6)
+    params = SamplingParams(n=2, max_tokens=1)
+
+    def make(*names: str) -> list[Request]:
+        return [engine.make_request(PROMPT, params, request_id=name) for name in names]
+
+    engine.admit(*make("a"))
+    with pytest.raises(QueueFullError):
+        engine.admit(*make("b", "c", "d"))
+    with pytest.raises(DuplicateRequestError, match="'a'"):
+        engine.admit(*make("b", "a"))
+    with pytest.raises(ValueError, match="8 answers are wanted, the queue holds 6"):
+        engine.admit(*make("b", "c", "d", "e"))
+    with pytest.raises(DuplicateRequestError, match="'b'"):
+        engine.admit(*make("b", "b"))
+    assert (engine.stats().num_requests, engine.find("b")) == (1, None)
+    engine.admit(*make("b", "c"))
+    assert set(run_to_end(engine)) == {"a", "b", "c"}
+    assert engine.stats().num_requests == 3
 
 
 def test_an_id_that_reads_like_a_siblings_key_is_refused_while_that_lives() -> None:

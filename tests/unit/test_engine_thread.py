@@ -372,6 +372,59 @@ def test_what_the_engine_refuses_reaches_the_submitter(run: LoopRunner) -> None:
     run(main)
 
 
+def test_several_prompts_are_queued_together_or_not_at_all(run: LoopRunner) -> None:
+    async def main() -> None:
+        with serving(max_queue=2, max_num_seqs=1) as (thread, told):
+            with pytest.raises(ValueError, match="3 answers are wanted"):
+                await thread.submit_all({"a": [], "b": [], "c": []})  # before one is looked at
+            with pytest.raises(ValueError, match="no tokens"):
+                await thread.submit_all({"a": PROMPT, "b": []})
+            gate = Gate(thread.engine)
+            gate.arm()
+            async with await thread.submit("runs", PROMPT, params(120)):
+                await until(gate.is_held.is_set)
+                together, late = (
+                    asyncio.create_task(thread.submit_all(dict.fromkeys(names, PROMPT), params(2)))
+                    for names in ("ab", "cd")
+                )
+                await until(lambda: len(thread._commands) == 2)
+                gate.open()
+                streams = await together
+                assert [stream.request.request_id for stream in streams] == ["a", "b"]
+                with pytest.raises(QueueFullError):
+                    await late
+            for stream in streams:
+                assert len(tokens_of(await collect(stream))) == 2
+            assert {name for name, _ in told.outcomes} == {"runs", "a", "b"}
+            assert thread.stats().num_requests == 3
+
+    run(main)
+
+
+def test_who_is_cancelled_while_his_prompts_are_on_their_way_leaves_none_of_them(
+    run: LoopRunner,
+) -> None:
+    async def main() -> None:
+        with serving() as (thread, told):
+            gate = Gate(thread.engine)
+            gate.arm()
+            async with await thread.submit("runs", PROMPT, params(120)):
+                await until(gate.is_held.is_set)
+                coming = asyncio.create_task(
+                    thread.submit_all(dict.fromkeys("ab", PROMPT), params(120))
+                )
+                await until(lambda: thread._commands)
+                coming.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await coming
+                gate.open()
+                await until(lambda: len(told.outcomes) == 2)
+            for name in "ab":
+                assert (told.of(name).kind, told.of(name).phase) == ("cancelled", "waiting")
+
+    run(main)
+
+
 def test_a_long_text_is_tokenized_off_the_loop(run: LoopRunner) -> None:
     async def main() -> None:
         with serving(max_model_len=None, num_blocks=2000) as (thread, _):

@@ -30,23 +30,15 @@ class Batch:
         cls,
         frontend: Frontend,
         backend: Backend,
-        generations: Sequence[Generation],
+        generation: Generation,
         record: RequestRecord,
     ) -> Self:
-        """Hand over all generations or none.
+        """Hand over the generation for all its prompts, or for none.
 
         Raises:
             RequestError: one of them can't be taken.
         """
-        runnings: list[Running] = []
-        try:
-            for part, generation in enumerate(generations):
-                runnings.append(await frontend.submit(backend, generation, record, part=part))
-        except BaseException:
-            for running in runnings:
-                running.close()
-            raise
-        return cls(runnings)
+        return cls(await frontend.submit_all(backend, generation, record))
 
     def __enter__(self) -> Self:
         return self

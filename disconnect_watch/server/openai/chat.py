@@ -44,7 +44,7 @@ async def chat_completions(request: Request) -> Response:
     prompt = await prompt_of(backend, asked)
     generation = generation_of(asked, prompt)
     form = Form(backend, asked, f"chatcmpl-{record.request_id}")
-    batch = await Batch.submit(frontend, backend, [generation], record)
+    batch = await Batch.submit(frontend, backend, generation, record)
     if asked.stream:
         return EventStream(with_errors(form.frames(batch)), source=batch)
     with batch:

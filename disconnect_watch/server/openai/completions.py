@@ -34,9 +34,9 @@ async def completions(request: Request) -> Response:
     asked.refuse_unsupported()
     backend = find(frontend, asked.model)
     prompts = prompts_of("prompt", asked.prompt)
-    generations = [generation_of(asked, prompt) for prompt in prompts]
+    generation = generation_of(asked, *prompts)
     form = Form(backend, asked, prompts, f"cmpl-{record.request_id}")
-    batch = await Batch.submit(frontend, backend, generations, record)
+    batch = await Batch.submit(frontend, backend, generation, record)
     if asked.stream:
         return EventStream(with_errors(form.frames(batch)), source=batch)
     with batch:

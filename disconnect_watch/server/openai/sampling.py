@@ -26,8 +26,8 @@ MAX_PROMPTS = 2048
 Prompt = str | Sequence[int]
 
 
-def generation_of(request: GenerationRequest, prompt: Prompt) -> Generation:
-    """What a request asks for, for one of its prompts.
+def generation_of(request: GenerationRequest, prompt: Prompt, *others: Prompt) -> Generation:
+    """What a request asks for, for all its prompts.
 
     Raises:
         InvalidFieldError: a field is out of its range.
@@ -59,6 +59,7 @@ def generation_of(request: GenerationRequest, prompt: Prompt) -> Generation:
     return Generation(
         prompt=prompt,
         params=params,
+        others=others,
         priority=0 if request.priority is None else request.priority,
         time_limit=request.timeout,
     )
