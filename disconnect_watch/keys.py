@@ -62,8 +62,9 @@ class Caller:
 #: Whoever came without a key.
 ANONYMOUS = Caller("", None)
 
-#: Whoever came with the token that was printed at the start, or by the admin's socket.
-ADMIN = Caller("admin", Role.ADMIN)
+#: Whoever came with the token that was printed at the start, or by the admin's socket. No key can
+#: have the name, so that no user has a part in the admin's requests.
+ADMIN = Caller("(admin)", Role.ADMIN)
 
 
 class KeyRing:

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from disconnect_watch.errors import cut
-from disconnect_watch.keys import Caller, Role
+from disconnect_watch.keys import Caller
 from disconnect_watch.server.access import RequestRecord
 from disconnect_watch.server.cancel import Cancelled, cancel
 from disconnect_watch.server.documents import encode
@@ -39,9 +39,6 @@ MAX_IDS = 256
 
 #: Seconds for which a cancel waits for its effect.
 WAIT = 1.0
-
-#: How many times as often as a user a proxy may cancel.
-SERVICE_WEIGHT = 10.0
 
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=60)]
@@ -147,11 +144,7 @@ async def _cancel(request: Request, names: Sequence[str], *, wait: float) -> lis
     """Cancel those that the caller may, at the same time."""
     frontend: Frontend = request.app.state.frontend
     caller = _caller(request)
-    frontend.abort_limit.take(
-        caller.name,
-        len(names),
-        weight=SERVICE_WEIGHT if caller.role is Role.SERVICE else 1.0,
-    )
+    frontend.take_cancels(caller, len(names))
     # Each once, however often it was named; and all are looked for before any is cancelled, since
     # one name that cannot be told apart is the answer to the whole request.
     once = {name: _find(frontend.ledger, caller, name) for name in dict.fromkeys(names)}

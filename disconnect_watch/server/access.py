@@ -84,6 +84,17 @@ class RequestRecord:
             return limit  # for the engine to refuse
         return max(0.0, limit - (time.monotonic_ns() - self._started_ns) / 1e9)
 
+    def detached(self) -> "RequestRecord":
+        """A record for what goes on without the client: as old as this one, with its limits."""
+        return RequestRecord(
+            CancelToken(),
+            request_id=self.request_id,
+            owner=self.owner,
+            client_id=self.client_id,
+            timeout=self.timeout,
+            _started_ns=self._started_ns,
+        )
+
     def first_output(self) -> None:
         """Note when something came of it, unless that was noted."""
         self.first_ns = self.first_ns or time.monotonic_ns()

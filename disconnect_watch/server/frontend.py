@@ -13,6 +13,7 @@ from disconnect_watch.backends.models import Models, RemoteModels
 from disconnect_watch.backends.statistics import ModelStatistics
 from disconnect_watch.engine import Outcome
 from disconnect_watch.engine.errors import EngineClosedError, QueueFullError
+from disconnect_watch.keys import Caller, Role
 from disconnect_watch.server.access import RequestRecord
 from disconnect_watch.server.errors import (
     FailedError,
@@ -48,6 +49,8 @@ FOREVER = 1e8
 #: Cancels by id that a caller may ask for, each second, and at once.
 ABORT_RATE = 100.0
 ABORT_BURST = 512.0
+#: How many times as often a proxy may.
+SERVICE_WEIGHT = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +231,15 @@ class Frontend:
         self._live.update(runnings)
         record.works.update(runnings)
         return runnings
+
+    def take_cancels(self, caller: Caller, num: int) -> None:
+        """Count cancels by id that a caller asks for.
+
+        Raises:
+            TooManyError: they are more than the caller may ask for now.
+        """
+        weight = SERVICE_WEIGHT if caller.role is Role.SERVICE else 1.0
+        self.abort_limit.take(caller.name, num, weight=weight)
 
     def model_statistics(self) -> Sequence[ModelStatistics]:
         """Of the models that take tensors, for metrics; counted as Triton does if that is asked.

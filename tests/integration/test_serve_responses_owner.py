@@ -264,8 +264,11 @@ def test_cancels_are_limited_as_those_of_the_abort_api(
     wait_until(lambda: status_of(http, response_id) == "incomplete")
     limit = serving.frontend.abort_limit
     monkeypatch.setattr(serving.frontend, "abort_limit", type(limit)(0.001, burst=2.0))
-    path = f"/v1/responses/{response_id}/cancel"
-    assert [call(http, "POST", path)[0] for _ in range(3)] == [200, 200, 429]
+    path = f"/v1/responses/{response_id}"
+    assert [call(http, "POST", f"{path}/cancel")[0] for _ in range(3)] == [200, 200, 429]
+    # A deletion cancels, too.
+    assert call(http, "DELETE", path)[0] == 429
+    assert call(http, "GET", path)[0] == 200
 
 
 def test_the_sdk_does_not_begin_again_what_was_cancelled(

@@ -233,3 +233,14 @@ def test_the_time_that_is_left_counts_from_the_requests_beginning() -> None:
     assert left is not None
     assert 0 < left <= 2
     assert record.time_left(3.0) == 0
+
+
+def test_what_goes_on_without_its_client_has_no_more_time_than_that_had() -> None:
+    record = RequestRecord(CancelToken(), timeout=7.0)
+    record._started_ns -= 5_000_000_000
+    detached = record.detached()
+    left = detached.time_left(None)
+    assert left is not None
+    assert left <= 2
+    record.token.cancel(Reason.FIN)
+    assert not detached.token.cancelled

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from disconnect_watch.keys import ADMIN, Caller, Role
+from disconnect_watch.keys import ADMIN, Caller, KeyRing, Role, digest_of
 from disconnect_watch.server import ledger as ledger_module
 from disconnect_watch.server.access import RequestRecord
 from disconnect_watch.server.ledger import AmbiguousNameError, RequestLedger
@@ -35,6 +35,17 @@ def test_a_request_is_found_by_its_owner_and_the_admin() -> None:
         if ledger.is_live(one):
             ledger.end(one)
     assert ledger.live() == []
+
+
+def test_no_key_has_a_part_in_what_the_admin_asked_for() -> None:
+    line = f"{ADMIN.name} user {digest_of('a key')}"
+    with pytest.raises(ValueError, match="name"):
+        KeyRing.parse(line, source="keys")
+    ledger = RequestLedger()
+    one = record(owner=ADMIN.name)
+    ledger.begin(one)
+    assert ledger.find(Caller("admin", Role.USER), one.request_id) is None
+    assert ledger.find(Caller("admin", Role.ADMIN), one.request_id) is one
 
 
 def test_of_one_name_the_live_one_is_meant_and_else_the_latest() -> None:

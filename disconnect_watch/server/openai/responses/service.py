@@ -33,7 +33,6 @@ from disconnect_watch.server.openai.responses.live import Live
 from disconnect_watch.server.openai.responses.sqlite_store import SqliteStore
 from disconnect_watch.server.openai.responses.store import Entry, ResponseStore, StoreError
 from disconnect_watch.server.openai.responses.transcript import Transcript
-from disconnect_watch.token import CancelToken
 
 if TYPE_CHECKING:
     from disconnect_watch.server.frontend import Frontend
@@ -189,13 +188,7 @@ class Responses:
 
     def _detached(self, record: RequestRecord) -> RequestRecord:
         """A record for what goes on without this one's client, under the same id."""
-        detached = RequestRecord(
-            CancelToken(),
-            request_id=record.request_id,
-            owner=record.owner,
-            client_id=record.client_id,
-            timeout=record.timeout,
-        )
+        detached = record.detached()
         reason = record.token.reason
         if reason is not None and reason not in LEAVES:
             # What was cancelled by its id before it came here stays so.
