@@ -80,11 +80,18 @@ class NotFoundError(RequestError):
 
 
 class AmbiguousError(RequestError):
-    """Several requests of that name."""
+    """Several live requests have a name that was given; all such names are told."""
 
     status = 409
     code = "request_ambiguous"
     is_final = True
+
+    def __init__(self, names: Sequence[str]) -> None:
+        told = ", ".join(f"'{cut(name)}'" for name in names)
+        super().__init__(
+            f"several live requests each have the name {told}: nothing was cancelled, take the "
+            "X-Request-Id of the answers"
+        )
 
 
 async def cancel_one(request: Request) -> Response:
@@ -146,20 +153,21 @@ async def _cancel(request: Request, names: Sequence[str], *, wait: float) -> lis
     caller = _caller(request)
     frontend.take_cancels(caller, len(names))
     # Each once, however often it was named; and all are looked for before any is cancelled, since
-    # one name that cannot be told apart is the answer to the whole request.
-    once = {name: _find(frontend.ledger, caller, name) for name in dict.fromkeys(names)}
+    # names that cannot be told apart are the answer to the whole request.
+    once: dict[str, RequestRecord | None] = {}
+    ambiguous: list[str] = []
+    for name in dict.fromkeys(names):
+        try:
+            once[name] = frontend.ledger.find(caller, name)
+        except AmbiguousNameError:
+            ambiguous.append(name)
+    if ambiguous:
+        raise AmbiguousError(ambiguous)
     results = await asyncio.gather(
         *(_cancel_found(frontend.ledger, once[name], name, wait=wait) for name in once)
     )
     by_name = dict(zip(once, results, strict=True))
     return [by_name[name] for name in names]
-
-
-def _find(ledger: RequestLedger, caller: Caller, name: str) -> RequestRecord | None:
-    try:
-        return ledger.find(caller, name)
-    except AmbiguousNameError as error:
-        raise AmbiguousError(f"'{cut(name)}': {error}") from error
 
 
 async def _cancel_found(

@@ -25,7 +25,7 @@ from disconnect_watch.server.documents import encode
 from disconnect_watch.server.errors import CancelledByPeer, RequestError
 from disconnect_watch.server.frontend import Frontend
 from disconnect_watch.server.generate import generate, generate_stream
-from disconnect_watch.server.guard import Gatekeeper, Guard
+from disconnect_watch.server.guard import DOOR_KEY, Gatekeeper, Guard
 from disconnect_watch.server.live.routes import PAGES, live_events, live_page
 from disconnect_watch.server.metrics import CONTENT_TYPE, Metrics
 from disconnect_watch.server.openai.chat import chat_completions
@@ -132,7 +132,7 @@ def create_app(
     tracked = Tracking(V2(app, frontend), frontend.ledger, timeout=frontend.options.request_timeout)
     guarded: App = Guard(tracked, gatekeeper or Gatekeeper())
     if cloud is not None:
-        guarded = cloud.wrap(guarded)
+        guarded = _but_for_admins(guarded, cloud.wrap(guarded))
     if tracing is not None:
         from disconnect_watch.server.spans import Spans
 
@@ -147,6 +147,19 @@ def create_metrics_app(metrics: Metrics) -> ASGIApp:
         exception_handlers={HTTPException: answer_http_error},
     )
     app.state.metrics = metrics
+    return app
+
+
+def _but_for_admins(ours: App, clouds: App) -> App:
+    """A cloud's paths, and all of our own by the port and the socket of the admin.
+
+    A cloud has no path to cancel by.
+    """
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        chosen = ours if DOOR_KEY in scope.get("state", ()) else clouds
+        await chosen(scope, receive, send)
+
     return app
 
 

@@ -29,6 +29,7 @@ from disconnect_watch.server.errors import ForbiddenError, RequestError, Unautho
 __all__ = [
     "ACCESS_KEY",
     "CALLER_KEY",
+    "DOOR_KEY",
     "HEADERS_KEY",
     "Access",
     "AdminDoor",

@@ -93,9 +93,7 @@ class RequestLedger:
         ids = self._named.get((caller.name, name), [])
         live = [self._live[request_id] for request_id in ids if request_id in self._live]
         if len(live) > 1:
-            raise AmbiguousNameError(
-                f"{len(live)} live requests have this name, take the X-Request-Id of the answer"
-            )
+            raise AmbiguousNameError(f"{len(live)} live requests have this name")
         if live:
             return live[0]
         return self._ended[ids[-1]] if ids else None

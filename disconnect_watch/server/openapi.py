@@ -57,6 +57,7 @@ _QUERIES: Mapping[Callable[..., Any], Mapping[str, dict[str, Any]]] = {
         "limit": {"type": "integer", "minimum": 1, "maximum": responses.MAX_PAGE},
         "order": {"enum": ["asc", "desc"]},
         "after": {"type": "string"},
+        "before": {"type": "string"},
     },
 }
 

@@ -120,21 +120,21 @@ def test_prompts_that_are_on_their_way_are_all_cancelled(serving: Serving) -> No
         gated(serving.engine) as gate,
         Client(serving.port) as client,
         Client(serving.port) as other,
+        Client(serving.port) as holder,
     ):
-        with Client(serving.port) as holder:
-            send(holder, *ASKS["completions"])
-            gate.wait()
-            send(client, *ASKS["prompts"], X_Request_Id="parts")
-            # They are queued between two steps, and the engine is held in one.
-            wait_until(lambda: any(record.client_id == "parts" for record in ledger.live()))
-            (record,) = (record for record in ledger.live() if record.client_id == "parts")
-            wait_until(lambda: serving.backend._thread._commands)
-            send(other, "/v1/requests/parts/cancel", {"wait": 60})
-            wait_until(lambda: record.token.cancelled)
-            gate.open()
-            status, _, answer = other.read_response()
-            assert (status, json.loads(answer)["status"]) == (200, "cancelled")
-            assert client.read_response()[0] == 499
+        send(holder, *ASKS["completions"])
+        gate.wait()
+        send(client, *ASKS["prompts"], X_Request_Id="parts")
+        # They are queued between two steps, and the engine is held in one.
+        wait_until(lambda: any(record.client_id == "parts" for record in ledger.live()))
+        (record,) = (record for record in ledger.live() if record.client_id == "parts")
+        wait_until(lambda: serving.backend._thread._commands)
+        send(other, "/v1/requests/parts/cancel", {"wait": 60})
+        wait_until(lambda: record.token.cancelled)
+        gate.open()
+        status, _, answer = other.read_response()
+        assert (status, json.loads(answer)["status"]) == (200, "cancelled")
+        assert client.read_response()[0] == 499
     outcomes = outcomes_of(serving, 3)
     assert sum(outcome.phase == "waiting" for outcome in outcomes) == 2
 
@@ -307,10 +307,18 @@ def test_a_batch_with_a_name_of_two_cancels_none_of_it(serving: Serving) -> None
         for client, name in ((one, "twice"), (other, "twice"), (third, "once")):
             send(client, *ASKS["chat_stream"], X_Request_Id=name)
             client.read_until(b'"content"')
-        for path in ("/v1/requests/cancel", "/abort_requests"):
-            status, _, answer = call(serving, path, {"request_ids": ["once", "twice"]})
-            assert status == 409
-            assert "'twice'" in str(answer["error"])
+        with Client(serving.port) as fourth, Client(serving.port) as fifth:
+            for client in (fourth, fifth):
+                send(client, *ASKS["chat_stream"], X_Request_Id="again")
+                client.read_until(b'"content"')
+            for path in ("/v1/requests/cancel", "/abort_requests"):
+                body = {"request_ids": ["once", "twice", "again", "twice"]}
+                status, _, answer = call(serving, path, body)
+                assert status == 409
+                assert "the name 'twice', 'again': nothing" in str(answer["error"])
+            assert serving.outcomes == {}
+        wait_until(lambda: len(serving.outcomes) == 2)
+        serving.outcomes.clear()
         wait_generated(serving)
         assert serving.outcomes == {}
 

@@ -84,9 +84,9 @@ async def test_every_query_that_a_route_reads_is_in_the_document() -> None:
     }
     source = inspect.getsource(responses)
     read = re.findall(
-        r'(?:_number\(request, |_is_true\(request, |query_params\.get\()"(\w+)"', source
+        r'(?:_(?:number|is_true|place)\(request, |query_params\.get\()"(\w+)"', source
     )
-    assert len(read) == 6
+    assert len(read) == 7
     assert listed == set(read)
 
 

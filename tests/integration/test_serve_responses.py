@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
@@ -188,7 +188,8 @@ def test_the_helper_of_the_sdk_accumulates_a_stream(client: openai.OpenAI) -> No
 def test_logprobs_come_where_they_are_asked_for(client: openai.OpenAI) -> None:
     ask: dict[str, Any] = {
         **ASK,
-        "include": ["message.output_text.logprobs"],
+        # The other is of items that no response here has.
+        "include": ["reasoning.encrypted_content", "message.output_text.logprobs"],
         "top_logprobs": 2,
         "temperature": 0,
     }
@@ -423,6 +424,20 @@ def test_input_items_are_listed_in_pages(client: openai.OpenAI) -> None:
     assert page.data[0].status == "completed"  # type: ignore[union-attr]
     with pytest.raises(openai.BadRequestError, match="no item has that id"):
         texts(after="msg_0")
+    ids = [item.id for item in client.responses.input_items.list(made.id, order="asc")]
+
+    def between(order: Literal["asc", "desc"], **query: str) -> list[str]:
+        listed = client.responses.input_items.list(
+            made.id, order=order, extra_query=query, limit=100
+        )
+        return [item.id for item in listed.data]
+
+    assert between("asc", before=ids[2]) == ids[:2]
+    assert between("desc", before=ids[2]) == ids[:2:-1]
+    assert between("asc", after=ids[0], before=ids[3]) == ids[1:3]
+    assert between("asc", after=ids[3], before=ids[1]) == []
+    with pytest.raises(openai.BadRequestError, match="before is"):
+        between("asc", before="msg_0")
 
 
 def test_calls_of_functions_are_shown_to_the_template(
@@ -457,6 +472,7 @@ def test_calls_of_functions_are_shown_to_the_template(
         ({"max_output_tokens": 0}, "max_output_tokens", "must be at least 1"),
         ({"temperature": -1}, "temperature", "temperature is -1"),
         ({"top_logprobs": 1}, "top_logprobs", "needs include"),
+        ({"include": ["message.output_text.logprob"]}, "include", "which is not known"),
         ({"background": True, "store": False}, "background", "is stored"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "is known"),
         ({"text": {"format": {"type": "json_object"}}}, "text", "cannot do"),

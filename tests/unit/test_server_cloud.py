@@ -1,20 +1,41 @@
 """The paths of SageMaker and Vertex AI."""
 
+import asyncio
 import json
 import re
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
+from disconnect_watch.backends.infer import InferError, InferRequest
+from disconnect_watch.backends.pending import cancelled_error
 from disconnect_watch.server import Frontend, create_app
 from disconnect_watch.server.cloud import CloudMode, SageMaker, VertexAI
-from tests.support.function_models import ModelTable, identity
+from disconnect_watch.server.guard import AdminDoor
+from disconnect_watch.token import CancelToken
+from tests.support.function_models import (
+    Arrays,
+    FunctionModel,
+    ModelTable,
+    identity,
+    tensor_config,
+)
+from tests.support.net import until
 from tests.support.serve import metrics_of
 
 DOCUMENT = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1.5]}]}
 VERTEX = VertexAI("identity", predict="/predict", health="/healthy")
+VERTEX_OF_WAITS = VertexAI("waits", predict="/predict", health="/healthy")
+
+
+async def cancelled(token: CancelToken) -> None:
+    """Return when it fires."""
+    fired = asyncio.Event()
+    token.add_callback(lambda _: fired.set(), loop=asyncio.get_running_loop())
+    await fired.wait()
 
 
 async def ask(cloud: CloudMode, method: str, path: str, **options: Any) -> httpx.Response:
@@ -58,6 +79,34 @@ async def test_a_cloud_has_its_own_paths_and_no_others(
     assert size is not None
     assert with_binary.content[int(size[1]) :] == np.array([1.5], "<f4").tobytes()
     assert "inference-header-content-length" not in with_binary.headers
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("cloud", [SageMaker("waits"), VERTEX_OF_WAITS])
+async def test_what_runs_in_a_cloud_is_cancelled_by_the_admins_door(cloud: CloudMode) -> None:
+    async def wait(request: InferRequest) -> AsyncIterator[Arrays | InferError]:
+        await cancelled(request.cancel)
+        yield cancelled_error(request)
+
+    model = FunctionModel(tensor_config("waits", "FP32"), wait)
+    frontend = Frontend(models=ModelTable(model))
+    app = create_app(frontend, metrics_of(frontend), cloud=cloud)
+    predict = "/invocations" if isinstance(cloud, SageMaker) else "/predict"
+    everything = {"confirm": True}
+    async with (
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as cloud_side,
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(AdminDoor(app)), base_url="http://test"
+        ) as admin,
+    ):
+        running = asyncio.create_task(cloud_side.post(predict, json=DOCUMENT))
+        await until(lambda: model.num_open == 1)
+        refused = await cloud_side.post("/v1/admin/cancel_all", json=everything)
+        assert refused.status_code == 400
+        answer = await admin.post("/v1/admin/cancel_all", json=everything)
+        assert answer.json()["results"][0]["status"] == "cancelled"
+        assert (await running).status_code == 499
+        assert (await admin.get("/v2/models/waits")).json()["name"] == "waits"
 
 
 @pytest.mark.asyncio

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from disconnect_watch.engine import ChatTemplate
-from disconnect_watch.server import Frontend
+from disconnect_watch.keys import ANONYMOUS
+from disconnect_watch.server import Frontend, FrontendOptions
 from disconnect_watch.server.openai.responses import service
 from disconnect_watch.server.openai.responses.sqlite_store import SqliteStore
 from disconnect_watch.server.openai.responses.store import Entry, StoreError
@@ -46,13 +47,15 @@ class FailingStore(SqliteStore):
 
 @asynccontextmanager
 async def asking(
-    backend: ScriptedBackend, store: SqliteStore | None = None
+    backend: ScriptedBackend,
+    store: SqliteStore | None = None,
+    options: FrontendOptions | None = None,
 ) -> AsyncIterator[tuple[Ask, Frontend]]:
     """A frontend, and how to ask it."""
     backend.chat_template = ChatTemplate(
         {"default": "{% for message in messages %}{{ message.content }}{% endfor %}"}, tokens={}
     )
-    frontend = Frontend(backend, store=store)
+    frontend = Frontend(backend, store=store, options=options)
 
     async def ask(method: str, path: str, body: Any = None) -> httpx.Response:
         return await request_app(frontend, method, path, json=body)
@@ -131,6 +134,43 @@ def test_a_chain_of_responses_has_an_end(monkeypatch: pytest.MonkeyPatch) -> Non
             answer = await ask("POST", "/v1/responses", BODY | {"previous_response_id": last})
             assert answer.status_code == 400
             assert "more than 2 responses" in answer.json()["error"]["message"]
+
+    asyncio.run(main())
+
+
+def test_a_chain_brings_no_more_than_a_request_could() -> None:
+    async def main() -> None:
+        options = FrontendOptions(max_body_bytes=4000)
+        async with asking(ScriptedBackend("a"), options=options) as (ask, _):
+            body = BODY | {"input": "x" * 1200}
+            last = (await ask("POST", "/v1/responses", body)).json()["id"]
+            body["previous_response_id"] = last
+            last = (await ask("POST", "/v1/responses", body)).json()["id"]
+            answer = await ask("POST", "/v1/responses", BODY | {"previous_response_id": last})
+            assert answer.status_code == 400
+            assert "more than 4000 bytes" in answer.json()["error"]["message"]
+
+    asyncio.run(main())
+
+
+def test_a_chain_is_not_gone_through_in_one_turn_of_the_loop() -> None:
+    async def main() -> None:
+        async with asking(ScriptedBackend("a")) as (ask, frontend):
+            last = None
+            for _ in range(5):
+                body = BODY | {"previous_response_id": last}
+                last = (await ask("POST", "/v1/responses", body)).json()["id"]
+            num_turns = 0
+
+            def turn() -> None:
+                nonlocal num_turns
+                num_turns += 1
+                asyncio.get_running_loop().call_soon(turn)
+
+            turn()
+            items = await frontend.responses.history(ANONYMOUS, last)
+            assert len(items) == 10
+            assert num_turns >= 5
 
     asyncio.run(main())
 

@@ -111,12 +111,9 @@ async def list_input_items(request: Request) -> Response:
     items = (await responses.get(caller, response_id)).input_items
     if order == "desc":
         items = items[::-1]
-    after = request.query_params.get("after")
-    if after:
-        ids = [item["id"] for item in items]
-        if after not in ids:
-            raise InvalidFieldError("after", f"after is {shown(after)}, no item has that id")
-        items = items[ids.index(after) + 1 :]
+    after = _place(request, "after", items)
+    before = _place(request, "before", items)
+    items = items[0 if after is None else after + 1 : before]
     page = items[:limit]
     return json_response(
         {
@@ -127,6 +124,17 @@ async def list_input_items(request: Request) -> Response:
             "has_more": len(items) > len(page),
         }
     )
+
+
+def _place(request: Request, name: str, items: list[dict[str, Any]]) -> int | None:
+    """Where the item is that a field of the query names; None without one."""
+    item_id = request.query_params.get(name)
+    if not item_id:
+        return None
+    for place, item in enumerate(items):
+        if item["id"] == item_id:
+            return place
+    raise InvalidFieldError(name, f"{name} is {shown(item_id)}, no item has that id")
 
 
 async def count_input_tokens(request: Request) -> Response:

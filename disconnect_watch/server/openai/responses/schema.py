@@ -16,6 +16,16 @@ __all__ = ["ResponseRequest"]
 
 #: By which logarithms of probabilities are asked for.
 LOGPROBS = "message.output_text.logprobs"
+#: What else may be included: parts of items that no response here has, so that it changes nothing.
+ABSENT = (
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
 
 Text = Annotated[str, msgspec.Meta(max_length=512)]
 Key = Annotated[str, msgspec.Meta(max_length=64)]
@@ -102,6 +112,12 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
                 "max_output_tokens",
                 f"max_output_tokens is {self.max_output_tokens}, it must be at least 1",
             )
+        for name in self.include or ():
+            if name != LOGPROBS and name not in ABSENT:
+                raise InvalidFieldError(
+                    "include",
+                    f"include has {shown(name)}, which is not known; {LOGPROBS!r} can be included",
+                )
         if self.top_logprobs is not None and not self.wants_logprobs:
             raise InvalidFieldError(
                 "top_logprobs", f"top_logprobs needs include to have {LOGPROBS!r}"

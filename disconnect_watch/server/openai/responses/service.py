@@ -112,18 +112,31 @@ class Responses:
         """The items of a response and of all that it went on from, the oldest first.
 
         Raises:
-            PreviousResponseError: one of them is not there, or has not ended.
+            PreviousResponseError: one of them is not there, or has not ended; or they are more
+                than one request may bring with it.
         """
         turns: list[list[dict[str, Any]]] = []
+        num_bytes, max_bytes = 0, self._frontend.options.max_body_bytes
         while response_id is not None:
             if len(turns) >= MAX_CHAIN:
                 raise PreviousResponseError(f"more than {MAX_CHAIN} responses stand before it")
+            if self.find_live(caller, response_id) is not None:
+                raise PreviousResponseError(f"response '{cut(response_id)}' has not ended yet")
             try:
-                transcript = await self.get(caller, response_id)
+                entry = await self._stored(caller, response_id)
             except ResponseNotFoundError as error:
                 raise PreviousResponseError(str(error)) from error
-            if transcript.ending is None:
+            if entry.ended_at is None:
                 raise PreviousResponseError(f"response '{cut(response_id)}' has not ended yet")
+            num_bytes += len(entry.body)
+            if num_bytes > max_bytes:
+                raise PreviousResponseError(
+                    f"the responses that stand before it have more than {max_bytes} bytes "
+                    "(--max-body-bytes), begin anew with what matters of them"
+                )
+            # A store in memory never waits, and others of this loop have their turn all the same.
+            await asyncio.sleep(0)
+            transcript = _transcript_of(entry)
             turns.append([*transcript.input_items, *transcript.output()])
             response_id = transcript.head["previous_response_id"]
         return [item for turn in reversed(turns) for item in turn]
@@ -220,6 +233,9 @@ class Responses:
                 await live.wait_over()
 
     async def _get_stored(self, caller: Caller, response_id: str) -> Transcript:
+        return _transcript_of(await self._stored(caller, response_id))
+
+    async def _stored(self, caller: Caller, response_id: str) -> Entry:
         # What is generated here and still is looked for in the store is hidden: see find_live.
         if not _ID.fullmatch(response_id) or response_id in self._live:
             raise ResponseNotFoundError(response_id)
@@ -230,7 +246,7 @@ class Responses:
                 raise ResponseNotFoundError(response_id)
             if entry.ended_at is None:
                 entry = await self._looked_after(store, entry)
-        return msgspec.json.decode(entry.body, type=Transcript)
+        return entry
 
     async def _looked_after(self, store: ResponseStore, entry: Entry) -> Entry:
         """An entry without an end; it is given one where nobody is left to end it."""
@@ -241,7 +257,7 @@ class Responses:
             kind="server_error",
             is_cut=True,
         )
-        transcript = msgspec.json.decode(entry.body, type=Transcript).ended(ending)
+        transcript = _transcript_of(entry).ended(ending)
         body = msgspec.json.encode(transcript)
         ended = replace(entry, ended_at=time.time(), body=body)
         if await store.finish(ended):
@@ -269,6 +285,10 @@ class Responses:
             if entry is not None and entry.ended_at is None:
                 await self._looked_after(store, entry)
         return store
+
+
+def _transcript_of(entry: Entry) -> Transcript:
+    return msgspec.json.decode(entry.body, type=Transcript)
 
 
 def _may_see(caller: Caller, owner: str) -> bool:
