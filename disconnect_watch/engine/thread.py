@@ -68,7 +68,8 @@ class EngineThread:
         )
         # Guards the commands and the end of the thread: what is accepted is also carried out.
         self._lock = threading.Lock()
-        self._commands: deque[Callable[[], object]] = deque()
+        # Each with whom it answers, also if it fails.
+        self._commands: deque[tuple[Callable[[], object], asyncio.Future[Any]]] = deque()
         self._wake = threading.Event()
         engine.wake = self._wake.set
         self._is_accepting = False
@@ -214,7 +215,7 @@ class EngineThread:
         with self._lock:
             if not self._is_accepting:
                 raise EngineClosedError("the engine takes no requests, it was closed or has failed")
-            self._commands.append(lambda: self._admit(streams, answer))
+            self._commands.append((lambda: self._admit(streams, answer), answer))
         self._wake.set()
         try:
             refusal = await answer
@@ -268,7 +269,9 @@ class EngineThread:
             if self._is_stopped:
                 # No thread is left that might use the engine.
                 return finish()
-            self._commands.append(lambda: self._tell(loop, _set_result, answer, finish()))
+            self._commands.append(
+                (lambda: self._tell(loop, _set_result, answer, finish()), answer)
+            )
         self._wake.set()
         return await answer
 
@@ -279,7 +282,9 @@ class EngineThread:
         with self._lock:
             if self._is_stopped:
                 return self.engine.view()
-            self._commands.append(lambda: self._tell(loop, _set_result, answer, self.engine.view()))
+            self._commands.append(
+                (lambda: self._tell(loop, _set_result, answer, self.engine.view()), answer)
+            )
         self._wake.set()
         return await answer
 
@@ -320,20 +325,61 @@ class EngineThread:
     def _stop(self, failure: Exception | None) -> None:
         """Carry out what was accepted before the end, and accept nothing after it.
 
-        Whoever hears that the engine failed also finds it not accepting any more.
+        Whoever hears that the engine failed also finds it not accepting any more. Whatever an
+        engine that has failed makes of its own end, nobody waits for it any longer.
         """
         with self._lock:
             self._is_accepting = False
-            self._run_commands()
-            if failure is None:
-                self._publish(self.engine.cancel_all(Reason.SHUTDOWN))
-            else:
-                self._publish(self.engine.fail_all(failure))
+            try:
+                self._run_commands()
+                if failure is None:
+                    self._publish(self.engine.cancel_all(Reason.SHUTDOWN))
+                else:
+                    self._publish(self.engine.fail_all(failure))
+            except Exception as error:
+                logger.exception("the engine failed at its end, what is left is ended without it")
+                self._end_all(failure or error)
             self._is_stopped = True
+
+    def _end_all(self, failure: Exception) -> None:
+        """Tell everybody the end that the engine cannot tell."""
+        while self._commands:
+            self._refuse(self._commands.popleft()[1], failure)
+        for stream in self._streams.values():
+            if stream.request.outcome is None:
+                self._fail(stream.request, failure)
+            self._tell(stream.loop, stream.deliver, _last_output(stream.request))
+        self._streams.clear()
+        self._deliver()
+
+    def _fail(self, request: Request, failure: Exception) -> None:
+        """End a request in the engine's place."""
+        outcome = Outcome(
+            "failed",
+            phase=request.phase,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_generated_tokens=sum(s.num_generated_tokens for s in request.siblings),
+            error=f"{type(failure).__name__}: {failure}",
+        )
+        for sibling in request.siblings:
+            sibling.outcome = outcome
+        if self.engine.on_outcome is not None:
+            try:
+                self.engine.on_outcome(request.request_id, outcome)
+            except Exception:
+                logger.exception("on_outcome raised for request %s", request.request_id)
 
     def _run_commands(self) -> None:
         for _ in range(len(self._commands)):
-            self._commands.popleft()()
+            command, answer = self._commands.popleft()
+            try:
+                command()
+            except Exception as error:
+                self._refuse(answer, error)
+                raise
+
+    def _refuse(self, answer: asyncio.Future[Any], error: Exception) -> None:
+        self._tell(answer.get_loop(), _set_error, answer, error)
 
     def _admit(
         self, streams: list[RequestStream], answer: asyncio.Future[ValueError | None]
@@ -364,6 +410,9 @@ class EngineThread:
         """Send outputs and answers to their loops, after the numbers that go with them."""
         self._route(outputs)
         self._stats = self.engine.stats()
+        self._deliver()
+
+    def _deliver(self) -> None:
         for loop, calls in self._deliveries.items():
             try:
                 loop.call_soon_threadsafe(_call_all, calls)
@@ -381,6 +430,22 @@ class EngineThread:
 def _call_all(calls: list[Delivery]) -> None:
     for call, args in calls:
         call(*args)
+
+
+def _last_output(request: Request) -> RequestOutput:
+    return RequestOutput(
+        request.request_id,
+        text_delta="",
+        token_ids=(),
+        outcome=request.outcome,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_generated_tokens=request.num_generated_tokens,
+    )
+
+
+def _set_error(answer: asyncio.Future[T], error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)
 
 
 def _set_result(answer: asyncio.Future[T], result: T) -> None:

@@ -4,6 +4,7 @@ Where the order of events matters, the engine's thread is held inside a step by 
 """
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Iterator
@@ -320,7 +321,7 @@ def test_an_id_that_is_aborted_and_taken_again_keeps_its_streams_apart(run: Loop
             old = await thread.submit("a", PROMPT, params(120))
             await until(gate.is_held.is_set)
             # Both commands wait for the same pause between two steps.
-            thread._commands.append(lambda: thread.engine.abort("a"))
+            thread._commands.append((lambda: thread.engine.abort("a"), asyncio.Future()))
             new = asyncio.create_task(collect(thread.generate("a", PROMPT, params(4))))
             await until(lambda: len(thread._commands) == 2)
             gate.open()
@@ -573,6 +574,49 @@ def test_a_request_accepted_while_the_engine_fails_fails_with_it(
             assert outcome is not None
             assert outcome == told.of("late")
             assert (outcome.kind, outcome.error) == ("failed", "RuntimeError: a bug in the step")
+
+    with caplog.at_level(logging.CRITICAL, "disconnect_watch.engine"):
+        run(main)
+
+
+@pytest.mark.parametrize("broken", ["fail_all", "stats", "take_outputs"])
+def test_an_engine_that_cannot_even_fail_ends_every_stream(
+    run: LoopRunner,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    broken: str,
+) -> None:
+    """Whoever waits, for an output, an admission, an abort or a view, is told why in vain."""
+
+    async def main() -> None:
+        with serving() as (thread, told):
+            gate = Gate(thread.engine)
+            gate.arm()
+            stream = await thread.submit("a", PROMPT, params(120))
+            await until(gate.is_held.is_set)
+            late = asyncio.create_task(thread.submit("late", PROMPT))
+            abort = asyncio.create_task(thread.abort("late"))
+            view = asyncio.create_task(thread.view())
+            await until(lambda: len(thread._commands) == 3)
+
+            def fail(*_: object) -> None:
+                raise RuntimeError("a bug at the end")
+
+            monkeypatch.setattr(thread.engine._scheduler, "schedule", fail)
+            monkeypatch.setattr(thread.engine, "_log_step", fail)
+            monkeypatch.setattr(thread.engine, broken, fail)
+            gate.open()
+            outcome = (await collect(stream))[-1].outcome
+            assert outcome is not None
+            assert (outcome.kind, outcome.error) == ("failed", "RuntimeError: a bug at the end")
+            assert outcome == told.of("a")
+            assert stream.is_over
+            for asked in (late, abort, view):
+                with contextlib.suppress(RuntimeError):
+                    await asked
+            assert not thread.is_accepting
+            monkeypatch.undo()
+            thread.engine.cancel_all(Reason.SHUTDOWN)
 
     with caplog.at_level(logging.CRITICAL, "disconnect_watch.engine"):
         run(main)
