@@ -1,6 +1,5 @@
 """How one request wants its tokens chosen, and when it has enough of them."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,10 @@ MAX_STOP = 16
 
 #: Each token is compared with all of these, between two steps of everybody.
 MAX_STOP_TOKEN_IDS = 1024
+
+#: The greatest that a float32 holds, which is what scores are divided in: more would be infinite,
+#: and a score of minus infinity divided by that is no number.
+MAX_TEMPERATURE = (2 - 2**-23) * 2.0**127
 
 #: As OpenAI's API has it; a whole vocabulary a token would be a way to read the model out.
 MAX_LOGPROBS = 20
@@ -65,9 +68,8 @@ class SamplingParams:
             "temperature",
             self.temperature,
             (int, float),
-            "a finite number of at least 0",
-            # An integer may be finite and yet no float.
-            lambda v: 0 <= v <= sys.float_info.max,
+            f"in [0, {MAX_TEMPERATURE:.8g}]",
+            lambda v: 0 <= v <= MAX_TEMPERATURE,
         )
         # A float, since torch would make an integer of an integer, which may not hold it.
         object.__setattr__(self, "temperature", float(self.temperature))

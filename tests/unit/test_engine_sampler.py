@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from disconnect_watch.engine import SamplingParams
+from disconnect_watch.engine.params import MAX_TEMPERATURE
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.rng import uniform
 from disconnect_watch.engine.sampler import sample
@@ -41,6 +42,15 @@ def test_temperature_zero_takes_the_likeliest() -> None:
 def test_shares_follow_the_softmax_of_the_scores(temperature: float) -> None:
     counts = draw(SamplingParams(temperature=temperature))
     assert_distributed(counts, (SCORES / temperature).softmax(-1))
+
+
+def test_the_greatest_temperature_draws_evenly_and_a_greater_one_is_refused() -> None:
+    """A score of minus infinity, divided by an infinite number, would be none."""
+    counts = draw(SamplingParams(temperature=MAX_TEMPERATURE))
+    assert_distributed(counts, torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0]) / 4)
+    for greater in (3.5e38, 1e308, 10**39, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=r"temperature is .* must be in \[0, 3.4028235e\+38\]"):
+            SamplingParams(temperature=greater)
 
 
 def test_a_tiny_temperature_is_greedy_and_not_infinite() -> None:
