@@ -13,7 +13,9 @@ from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.text_stream import TextStream
 from disconnect_watch.engine.tokenizer import Tokenizer
 
-__all__ = ["Outbox"]
+__all__ = ["FinishReason", "Outbox"]
+
+FinishReason = Literal["stop", "length"]
 
 
 class Outbox:
@@ -24,6 +26,8 @@ class Outbox:
         # By key: each answer has a text of its own.
         self._texts: dict[str, TextStream] = {}
         self._best_of: dict[str, BestOf] = {}
+        # By id, of the answer that is told first: why it ended, and at what.
+        self._endings: dict[str, tuple[FinishReason | None, str | int | None]] = {}
         self._outputs: list[RequestOutput] = []
 
     def __len__(self) -> int:
@@ -45,9 +49,9 @@ class Outbox:
         request: Request,
         sampled: Sampled,
         *,
-        finish_reason: Literal["stop", "length"] | None,
+        finish_reason: FinishReason | None,
         stop_token_id: int | None,
-    ) -> tuple[Literal["stop", "length"] | None, str | int | None]:
+    ) -> bool:
         """Tell a token that was just appended to a request.
 
         Args:
@@ -56,7 +60,7 @@ class Outbox:
                 is not told.
 
         Returns:
-            Why the answer has ended, and at which string or token; None and None if it has not.
+            Whether the answer has ended.
         """
         stream = self._texts[request.key]
         text = "" if stop_token_id is not None else stream.feed(sampled.token_id)
@@ -78,23 +82,32 @@ class Outbox:
             self._best_of[request.request_id].hold(output, sampled)
         else:
             self._outputs.append(output)
-        return finish_reason, stop_reason
+        if finish_reason is not None and request.index == 0:
+            self._endings[request.request_id] = finish_reason, stop_reason
+        return finish_reason is not None
 
-    def close(self, request: Request, outcome: Outcome) -> None:
+    def close(self, request: Request, outcome: Outcome) -> Outcome:
         """Tell how a request has ended; nothing is told of it any more.
 
-        Text that was held back is told only of one that has finished.
+        Text that was held back is told only of one that has finished. Then the last output carries
+        the outcome, as returned here: it has ended as the answer that is told first.
         """
         for sibling in request.siblings:
             del self._texts[sibling.key]
         best_of = self._best_of.pop(request.request_id, None)
+        ending = self._endings.pop(request.request_id, None)
         if outcome.kind != "finished":
             self._outputs.append(_output(request, outcome=outcome))
-            return
+            return outcome
         if best_of is not None:
-            self._outputs += best_of.best()
+            best = best_of.best()
+            self._outputs += best
+            ending = best[0].finish_reason, best[0].stop_reason
+        if ending is not None:  # none of one whose other tokens are another engine's
+            outcome = replace(outcome, finish_reason=ending[0], stop_reason=ending[1])
         # The last thing that was told is the last answer's end.
         self._outputs[-1] = replace(self._outputs[-1], outcome=outcome)
+        return outcome
 
     def take(self) -> list[RequestOutput]:
         """Return what was not taken yet."""

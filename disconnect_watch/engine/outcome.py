@@ -42,8 +42,8 @@ class Outcome:
     """How one request ended. Every accepted request gets exactly one.
 
     Of a request with several answers, numbers of tokens and blocks are those of all of them but
-    for the prompt, which is one; the finish reason is the first answer's, and the phase that of
-    the one that was furthest.
+    for the prompt, which is one; finish reason and stop reason are those of the answer that is told
+    first, and the phase that of the one that was furthest.
 
     Times are ``time.monotonic_ns``, and 0 unless the request was cancelled.
 

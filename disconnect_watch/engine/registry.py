@@ -116,16 +116,15 @@ class RequestRegistry:
         """
         request.token_ids.append(sampled.token_id)
         self.counts.num_generated_tokens += 1
-        finish_reason, stop_reason = self._outbox.tell(
+        has_ended = self._outbox.tell(
             request, sampled, finish_reason=finish_reason, stop_token_id=stop_token_id
         )
-        if finish_reason is None:
+        if not has_ended:
             return False
         self.drop(request)
         self._retire(request)
         if all(sibling.status == "ended" for sibling in request.siblings):
-            outcome = Outcome("finished", finish_reason=finish_reason, stop_reason=stop_reason)
-            self._conclude(request, outcome)
+            self._conclude(request, Outcome("finished"))
         return True
 
     def hand_over(self, request: Request, transfer: object | None) -> None:
@@ -222,6 +221,7 @@ class RequestRegistry:
             num_blocks_freed=sum(sibling.num_blocks_freed for sibling in siblings),
             block_ns=sum(sibling.block_ns for sibling in siblings),
         )
+        outcome = self._outbox.close(request, outcome)
         for sibling in siblings:
             sibling.outcome = outcome
         self._scan.remove(request)
@@ -232,7 +232,6 @@ class RequestRegistry:
         if len(self._ended) > MAX_ENDED_REMEMBERED:
             self._ended.popitem(last=False)
         self.counts.outcomes[outcome.kind, outcome.phase] += 1
-        self._outbox.close(request, outcome)
         if self.on_outcome is not None:
             try:
                 self.on_outcome(request_id, outcome)

@@ -303,6 +303,21 @@ def test_the_likeliest_of_several_answers_are_told_at_the_end() -> None:
     assert outcome_of(outputs).num_generated_tokens == 48
 
 
+@pytest.mark.parametrize("best_of", [None, 3])
+def test_the_outcome_ends_as_the_answer_that_is_told_first(best_of: int | None) -> None:
+    """Whichever ended last, and whether that is told or not."""
+    engine = make_engine()
+    for seed in range(12):
+        fields = {"n": 3} if best_of is None else {"n": 1, "best_of": best_of}
+        stops = tuple(range(0, 256, 5))
+        submit(engine, "a", seed=seed, stop_token_ids=stops, max_tokens=20, **fields)
+        outputs = run_to_end(engine)["a"]
+        first = by_index(outputs)[0][-1]
+        outcome = outcome_of(outputs)
+        assert outcome.finish_reason == first.finish_reason == "stop"
+        assert outcome.stop_reason == first.stop_reason == first.token_ids[-1]
+
+
 def test_nothing_of_the_best_is_told_after_a_cancel() -> None:
     engine = make_engine()
     token = submit(engine, "a", n=1, best_of=3, logprobs=1)
