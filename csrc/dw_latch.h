@@ -28,4 +28,10 @@
  * RETURNS: 1 go on; 0 every row is dead or done, or no step is left. */
 int dw_latch(dw_flags *flags, const dw_latch_rows *rows);
 
+/* The same for rows with several flags, each of which ends its row and is
+ * acknowledged if it has fired: slots and generations are then [num_rows,
+ * flags_per_row]. */
+int dw_latch_many(dw_flags *flags, const dw_latch_rows *rows,
+                  size_t flags_per_row);
+
 #endif

@@ -34,6 +34,7 @@ class Flags:
         seq_lens: int,
         slot_mapping: int,
         control: int,
+        flags_per_row: int,
     ) -> bool: ...
     def stats(self) -> tuple[int, int, int, int]: ...
 

@@ -116,8 +116,9 @@ cdef class Flags:
         uintptr_t seq_lens,
         uintptr_t slot_mapping,
         uintptr_t control,
+        size_t flags_per_row,
     ):
-        """Run ``dw_latch`` over rows at these addresses, which the caller vouches for."""
+        """Run ``dw_latch_many`` over rows at these addresses, which the caller vouches for."""
         cdef _dw.dw_latch_rows rows
         rows.num_rows = num_rows
         rows.slots = <const int32_t *>slots
@@ -126,7 +127,7 @@ cdef class Flags:
         rows.seq_lens = <int32_t *>seq_lens
         rows.slot_mapping = <int64_t *>slot_mapping
         rows.control = <uint32_t *>control
-        return _dw.dw_latch(self._flags, &rows) == 1
+        return _dw.dw_latch_many(self._flags, &rows, flags_per_row) == 1
 
     def stats(self):
         cdef _dw.dw_flags_stats stats

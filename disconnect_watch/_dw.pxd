@@ -80,7 +80,9 @@ cdef extern from "dw_flags.h" nogil:
     void dw_flags_read_stats(const dw_flags *flags, dw_flags_stats *out) noexcept
 
 cdef extern from "dw_latch.h" nogil:
-    int dw_latch(dw_flags *flags, const dw_latch_rows *rows) noexcept
+    int dw_latch_many(
+        dw_flags *flags, const dw_latch_rows *rows, size_t flags_per_row
+    ) noexcept
 
 cdef extern from "dw_sock.h" nogil:
     int dw_sock_is_gone(int fd) noexcept

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from disconnect_watch.engine.batch import TokenBatch
 from disconnect_watch.engine.schedule import ScheduledRow
-from disconnect_watch.kernels import Control, RowState
+from disconnect_watch.kernels import FLAGS_PER_ROW, Control, RowState
 
-__all__ = ["KernelBatch", "RowPart"]
+__all__ = ["KernelBatch", "RowPart", "flags_of", "signed"]
 
 
 class RowPart:
@@ -37,8 +37,8 @@ class RowPart:
 class KernelBatch(TokenBatch):
     """A batch on a device, whose rows the latch can end in the middle of a forward.
 
-    A row obeys one flag there: its client's token, or its own mark if it came without one. An
-    abort and a deadline of one that has a client are the host's to see, between two layers.
+    A row obeys its client's token there, and its own mark, which an abort sets from any thread and
+    a deadline at the host's next look.
 
     Args:
         rows: at least one.
@@ -66,21 +66,21 @@ class KernelBatch(TokenBatch):
         super().__init__(rows, block_size=block_size, device=device)
         self._step = step
 
-        def words(values: Sequence[int]) -> Tensor:
+        def words(values: Sequence[object]) -> Tensor:
             return torch.tensor(values, dtype=torch.int32, device=device)
 
-        flags = [row.request.flags[-1] for row in self.rows]
+        slots, generations = flags_of(self.rows)
         firsts = torch.tensor(self.firsts[:-1], device=device)
         self.state = RowState(
-            slots=words([flag.slot for flag in flags]),
-            generations=words([flag.generation for flag in flags]),
-            live=words([1] * len(flags)),
+            slots=words(slots),
+            generations=words(generations),
+            live=words([1] * len(self.rows)),
             seq_lens=words([row.stop for row in self.rows]),
             slot_mapping=self.slots[firsts],
             control=words([0] * len(Control)),
         )
         lengths = torch.tensor([row.num_tokens for row in self.rows], device=device)
-        self._row_of = torch.arange(len(flags), device=device).repeat_interleave(
+        self._row_of = torch.arange(len(self.rows), device=device).repeat_interleave(
             lengths, output_size=self.num_tokens
         )
         num, longer = self.num_singles, self.rows[self.num_singles :]
@@ -98,3 +98,20 @@ class KernelBatch(TokenBatch):
         """After the latch: tokens of a row that died are written nowhere."""
         is_live = self.state.live[self._row_of] != 0
         self.live_slots = self.slots.masked_fill(~is_live, -1)
+
+
+def flags_of(rows: Sequence[ScheduledRow]) -> tuple[list[list[int]], list[list[int]]]:
+    """Return slots and generations of all that ends each row, as ``RowState`` has them."""
+    slots: list[list[int]] = []
+    generations: list[list[int]] = []
+    for row in rows:
+        flags = row.request.flags
+        missing = FLAGS_PER_ROW - len(flags)
+        slots.append([flag.slot for flag in flags] + [-1] * missing)
+        generations.append([flag.generation for flag in flags] + [0] * missing)
+    return slots, generations
+
+
+def signed(seed: int) -> int:
+    """Return the same 64 bits as torch's signed integers have them."""
+    return (seed + 2**63) % 2**64 - 2**63

@@ -11,10 +11,11 @@ Needs torch, and on a GPU the ``gpu`` extra; ``probe`` names what a machine lack
 from disconnect_watch.kernels.backend import Backend, Support, kernels_for, probe, triton_device
 from disconnect_watch.kernels.base import AttentionParams, Kernels, PagedKV, Sampling
 from disconnect_watch.kernels.driver import DriverError, UnavailableError
-from disconnect_watch.kernels.rows import Control, DecodeState, RowState
+from disconnect_watch.kernels.rows import FLAGS_PER_ROW, Control, DecodeState, RowState
 from disconnect_watch.kernels.view import FlagSource, FlagView, open_view
 
 __all__ = [
+    "FLAGS_PER_ROW",
     "AttentionParams",
     "Backend",
     "Control",

@@ -1,6 +1,6 @@
 """The kernels of a CPU: torch's, and the latch in C, where no row costs Python anything."""
 
-from disconnect_watch.kernels.rows import RowState
+from disconnect_watch.kernels.rows import FLAGS_PER_ROW, RowState
 from disconnect_watch.kernels.torch_kernels import TorchKernels
 from disconnect_watch.kernels.view import FlagView
 
@@ -22,4 +22,5 @@ class NativeKernels(TorchKernels):
             rows.seq_lens.data_ptr(),
             rows.slot_mapping.data_ptr(),
             rows.control.data_ptr(),
+            FLAGS_PER_ROW,
         )

@@ -13,7 +13,10 @@ from torch import Tensor
 
 from disconnect_watch.token import CancelToken
 
-__all__ = ["Control", "DecodeState", "RowState"]
+__all__ = ["FLAGS_PER_ROW", "Control", "DecodeState", "RowState"]
+
+#: A client's token, which others may share, and the request's own mark, for what ends it alone.
+FLAGS_PER_ROW = 2
 
 
 class Control(IntEnum):
@@ -37,8 +40,9 @@ class RowState:
     -1 it writes nothing, and the shapes that its neighbours are computed with stay as they are.
 
     Attributes:
-        slots: [num_rows], int32; of each row's cancel flag, -1 for none.
-        generations: [num_rows], int32; of that flag.
+        slots: [num_rows, FLAGS_PER_ROW], int32; of the cancel flags, each of which ends the row;
+            -1 for none.
+        generations: like ``slots``; of these flags.
         live: [num_rows], int32; 1, and 0 once the row is dead or done.
         seq_lens: [num_rows], int32; tokens that the row attends to.
         slot_mapping: [num_rows], int64; where its next key and value go, -1 for nowhere.
@@ -56,25 +60,30 @@ class RowState:
         # The latch in C and the kernels believe what they are told of memory.
         for name in ("slots", "generations", "live", "seq_lens", "slot_mapping", "control"):
             tensor: Tensor = getattr(self, name)
-            size = len(Control) if name == "control" else self.num_rows
+            shape = {
+                "control": [len(Control)],
+                "slots": [self.num_rows, FLAGS_PER_ROW],
+                "generations": [self.num_rows, FLAGS_PER_ROW],
+            }.get(name, [self.num_rows])
             dtype = torch.int64 if name == "slot_mapping" else torch.int32
             if (
-                tensor.shape != (size,)
+                list(tensor.shape) != shape
                 or tensor.dtype != dtype
                 or tensor.device != self.live.device
                 or not tensor.is_contiguous()
             ):
                 raise ValueError(
                     f"{name} is {tensor.dtype}, {list(tensor.shape)} on {tensor.device}: must be "
-                    f"{dtype}, [{size}] on {self.live.device}, contiguous"
+                    f"{dtype}, {shape} on {self.live.device}, contiguous"
                 )
 
     @classmethod
     def create(cls, num_rows: int, *, device: torch.device | str = "cpu") -> Self:
         """Make rows that are all empty, in tensors that nothing else shares."""
+        slots = torch.full((num_rows, FLAGS_PER_ROW), -1, dtype=torch.int32, device=device)
         return cls(
-            slots=torch.full((num_rows,), -1, dtype=torch.int32, device=device),
-            generations=torch.zeros(num_rows, dtype=torch.int32, device=device),
+            slots=slots,
+            generations=torch.zeros_like(slots),
             live=torch.zeros(num_rows, dtype=torch.int32, device=device),
             seq_lens=torch.zeros(num_rows, dtype=torch.int32, device=device),
             slot_mapping=torch.full((num_rows,), -1, dtype=torch.int64, device=device),
@@ -86,7 +95,13 @@ class RowState:
         return self.live.shape[0]
 
     def put(
-        self, row: int, *, seq_len: int, slot_mapping: int = -1, token: CancelToken | None = None
+        self,
+        row: int,
+        *,
+        seq_len: int,
+        slot_mapping: int = -1,
+        token: CancelToken | None = None,
+        mark: CancelToken | None = None,
     ) -> None:
         """Give a row to a new tenant.
 
@@ -94,11 +109,12 @@ class RowState:
             row: index; nothing may run on it meanwhile.
             seq_len: tokens that it attends to.
             slot_mapping: where its next key and value go.
-            token: whose flag ends it; the caller keeps it until the row has ended, since the
-                latch acknowledges into the slot without asking whose it is.
+            token, mark: whose flags end it; the caller keeps both until the row has ended, since
+                the latch acknowledges into their slots without asking whose they are.
         """
-        self.slots[row] = -1 if token is None else token.slot
-        self.generations[row] = 0 if token is None else token.generation
+        for index, flag in enumerate((token, mark)):
+            self.slots[row, index] = -1 if flag is None else flag.slot
+            self.generations[row, index] = 0 if flag is None else flag.generation
         self.seq_lens[row] = seq_len
         self.slot_mapping[row] = slot_mapping
         self.live[row] = 1
@@ -122,7 +138,8 @@ class DecodeState:
         block_tables: [num_rows, max_blocks], int32; blocks for all tokens up to the limit.
         block_size: tokens a block.
         limits: [num_rows], int32; the row is done when it has that many tokens.
-        eos_token_ids: [num_eos], int64; a row that draws one of them is done.
+        stop_token_ids: [num_rows, max_stops], int64; a row that draws one of its own is done; -1
+            where it has fewer.
         token_ids: [num_rows], int64; what the next step computes.
         positions: [num_rows], int64; of those tokens.
         drawn: [num_rows, max_steps], int32; the tokens of this loop, in order.
@@ -133,7 +150,7 @@ class DecodeState:
     block_tables: Tensor
     block_size: int
     limits: Tensor
-    eos_token_ids: Tensor
+    stop_token_ids: Tensor
     token_ids: Tensor
     positions: Tensor
     drawn: Tensor
@@ -147,7 +164,7 @@ class DecodeState:
         max_blocks: int,
         block_size: int,
         max_steps: int,
-        eos_token_ids: tuple[int, ...] = (),
+        max_stops: int = 1,
     ) -> Self:
         """Make the state of empty rows, on their device."""
         num_rows, device = rows.num_rows, rows.live.device
@@ -156,7 +173,7 @@ class DecodeState:
             block_tables=torch.zeros(num_rows, max_blocks, dtype=torch.int32, device=device),
             block_size=block_size,
             limits=torch.zeros(num_rows, dtype=torch.int32, device=device),
-            eos_token_ids=torch.tensor(eos_token_ids, dtype=torch.int64, device=device),
+            stop_token_ids=torch.full((num_rows, max_stops), -1, dtype=torch.int64, device=device),
             token_ids=torch.zeros(num_rows, dtype=torch.int64, device=device),
             positions=torch.zeros(num_rows, dtype=torch.int64, device=device),
             drawn=torch.zeros(num_rows, max_steps, dtype=torch.int32, device=device),

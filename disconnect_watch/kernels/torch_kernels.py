@@ -27,10 +27,11 @@ class TorchKernels:
 
     def latch(self, flags: FlagView, rows: RowState) -> None:
         """See ``Kernels.latch``."""
-        fired = (rows.live != 0) & _fired(flags, rows)
+        flag_fired = (rows.live != 0)[:, None] & _fired(flags, rows)
+        fired = flag_fired.any(1)
         step = rows.control[Control.STEP] + 1
         step = torch.where(step == 0, 1, step)  # the ack of 0 would read as none
-        flags.acks[rows.slots[fired].long()] = step
+        flags.acks[rows.slots[flag_fired].long()] = step
         rows.live.masked_fill_(fired, 0)
         rows.seq_lens.masked_fill_(fired, 0)
         rows.slot_mapping.masked_fill_(fired, -1)
@@ -120,7 +121,8 @@ class TorchKernels:
         is_live = rows.live != 0
         has_token = is_live & (tokens >= 0)
         num_tokens = rows.seq_lens + 1
-        goes_on = has_token & ~torch.isin(tokens, state.eos_token_ids) & (num_tokens < state.limits)
+        is_stop = (tokens[:, None] == state.stop_token_ids).any(1)
+        goes_on = has_token & ~is_stop & (num_tokens < state.limits)
 
         is_kept = (has_token & (state.num_drawn < state.drawn.shape[1])).nonzero()[:, 0]
         state.drawn[is_kept, state.num_drawn[is_kept].long()] = tokens[is_kept].int()
@@ -174,13 +176,13 @@ def filter_scores(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | 
 
 
 def _fired(flags: FlagView, rows: RowState) -> Tensor:
-    """Whose flag has fired, [num_rows], bool; a flag of another generation is somebody else's."""
+    """Which flags have fired, like ``rows.slots``; one of another generation is somebody else's."""
     words = flags.words[rows.slots.clamp(min=0).long()]
     return (rows.slots >= 0) & (words >> 8 == rows.generations) & (words & 0xFF != 0)
 
 
 def _is_left(flags: FlagView, rows: RowState, row: int, params: AttentionParams) -> bool:
-    return bool(params.poll_every) and bool(_fired(flags, rows)[row])
+    return bool(params.poll_every) and bool(_fired(flags, rows)[row].any())
 
 
 def _attend(

@@ -157,8 +157,9 @@ def test_rows_advance_as_the_references_do(
         for row in range(33):
             rows.put(row, seq_len=1 + row % 7)
         states.append(
-            DecodeState.create(rows, max_blocks=8, block_size=4, max_steps=6, eos_token_ids=(5,))
+            DecodeState.create(rows, max_blocks=8, block_size=4, max_steps=6, max_stops=2)
         )
+        states[-1].stop_token_ids[:, 0] = 5
         states[-1].limits.fill_(10)
     for _ in range(6):
         tokens = torch.randint(-1, 40, (33,))

@@ -34,12 +34,13 @@ TYPES = {
     "positions": "*i64",
     "tokens": "*i64",
     "token_ids": "*i64",
-    "eos_token_ids": "*i64",
+    "stop_token_ids": "*i64",
     "slot_mapping": "*i64",
     "scale": "fp32",
     "softcap": "fp32",
     "max_blocks": "i32",
     "max_drawn": "i32",
+    "max_stops": "i32",
     "num_kv_heads": "i32",
     "num_rows": "i32",
     "num_splits": "i32",
@@ -138,7 +139,7 @@ def compile_all(architecture: int) -> dict[str, Facts]:
     rows = {"BLOCK": 64}
     plans: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         "latch": (jit.latch, rows, LATCH_OPTIONS),
-        "advance": (jit.advance, rows | {"NUM_EOS": 2, "BLOCK_SIZE": 16}, SMALL_OPTIONS),
+        "advance": (jit.advance, rows | {"BLOCK_SIZE": 16}, SMALL_OPTIONS),
         "write_kv": (jit.write_kv, {"BLOCK": 1024}, SMALL_OPTIONS),
         "sample": (
             jit.sample,

@@ -41,6 +41,27 @@ def test_dead_row_is_acked_once(kernels: Kernels, flags: FlagView) -> None:
     assert control(batch.rows, Control.STEP) == 3
 
 
+def test_either_flag_of_a_row_ends_it_and_is_acknowledged_alone(
+    kernels: Kernels, flags: FlagView
+) -> None:
+    """The client's, which others may share, and the request's own, for an abort or a deadline."""
+    batch = Batch.of([10, 11, 12, 13])
+    marks = [CancelToken() for _ in batch.tokens]
+    for row, (token, mark) in enumerate(zip(batch.tokens, marks, strict=True)):
+        batch.rows.put(row, seq_len=10 + row, slot_mapping=row, token=token, mark=mark)
+    marks[0].cancel(Reason.DEADLINE)
+    batch.tokens[1].cancel()
+    for flag in (batch.tokens[2], marks[2]):
+        flag.cancel()
+    kernels.latch(flags, batch.rows)
+    assert batch.rows.live.tolist() == [0, 0, 0, 1]
+    assert batch.rows.seq_lens.tolist() == [0, 0, 0, 13]
+    assert batch.rows.slot_mapping.tolist() == [-1, -1, -1, 3]
+    assert [token.acked for token in batch.tokens] == [0, 1, 1, 0]
+    assert [mark.acked for mark in marks] == [1, 0, 1, 0]
+    assert control(batch.rows, Control.NUM_LIVE) == 1
+
+
 @pytest.mark.parametrize("reason", Reason)
 def test_every_reason_ends_a_row(kernels: Kernels, flags: FlagView, reason: Reason) -> None:
     batch = Batch.of([10])
@@ -124,6 +145,7 @@ def test_rows_end_up_as_the_references_whatever_fires(
         for each in (batch, twin):
             each.rows.begin(3)
             each.rows.slots[flagless] = -1
+            each.rows.slots[(stale + 1) % num_rows, 1] = each.tokens[stale].slot
             each.rows.generations[stale] += 1
         for _ in range(4):
             fired = rng.randrange(num_rows)
@@ -139,7 +161,11 @@ def test_rows_whose_memory_a_kernel_would_misread_are_refused() -> None:
     good = RowState.create(4)
     for name in FIELDS:
         fields = {field: getattr(good, field) for field in FIELDS}
-        for bad in (fields[name].double(), fields[name][:-1], fields[name].repeat(2)[::2]):
+        for bad in (
+            fields[name].double(),
+            fields[name][:-1],
+            fields[name].repeat_interleave(2, 0)[::2],
+        ):
             with pytest.raises(ValueError, match="must be"):
                 RowState(**fields | {name: bad})
 

@@ -73,12 +73,18 @@ def attend(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("own", [False, True], ids=["the client's", "the request's own"])
 def test_flag_stops_a_kernel_that_runs(
-    attend: tuple[Batch, Tensor, Callable[[], Tensor]],
+    attend: tuple[Batch, Tensor, Callable[[], Tensor]], own: bool
 ) -> None:
     batch, progress, run = attend
+    flag = batch.tokens[0]
+    if own:
+        flag = CancelToken()
+        seq_len = NUM_TILES * KEY_TILE
+        batch.rows.put(0, seq_len=seq_len, token=batch.tokens[0], mark=flag)
     # By then the first splits of a decode are through, and must count for nothing.
-    with cancelled_after(progress, 40, batch.tokens[0]):
+    with cancelled_after(progress, 40, flag):
         output = run()
     num_tiles = int(progress.sum())
     assert 40 <= num_tiles < NUM_TILES

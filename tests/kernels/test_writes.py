@@ -30,8 +30,9 @@ def make_state(
     for row, seq_len in enumerate(seq_lens):
         rows.put(row, seq_len=seq_len, slot_mapping=99)
     state = DecodeState.create(
-        rows, max_blocks=8, block_size=4, max_steps=max_steps, eos_token_ids=eos
+        rows, max_blocks=8, block_size=4, max_steps=max_steps, max_stops=len(eos) + 1
     )
+    state.stop_token_ids[:, : len(eos)] = torch.tensor(eos, dtype=torch.int64)
     state.block_tables.copy_(torch.arange(len(seq_lens) * 8).view(-1, 8) + 10)
     state.limits.copy_(torch.tensor(limits))
     return state

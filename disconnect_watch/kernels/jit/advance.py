@@ -14,7 +14,7 @@ def advance(
     slot_mapping,
     block_tables,
     limits,
-    eos_token_ids,
+    stop_token_ids,
     token_ids,
     positions,
     drawn,
@@ -22,7 +22,7 @@ def advance(
     num_rows,
     max_blocks,
     max_drawn,
-    NUM_EOS: tl.constexpr,
+    max_stops,
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -34,8 +34,9 @@ def advance(
     position = tl.load(seq_lens + row, mask=is_row, other=0)
     has_token = is_live & (token >= 0)
     goes_on = has_token & (position + 1 < tl.load(limits + row, mask=is_row, other=0))
-    for eos in tl.static_range(NUM_EOS):
-        goes_on = goes_on & (token != tl.load(eos_token_ids + eos))
+    for index in range(max_stops):
+        stop = tl.load(stop_token_ids + row * max_stops + index, mask=is_row, other=-1)
+        goes_on = goes_on & (token != stop)
 
     count = tl.load(num_drawn + row, mask=is_row, other=0)
     is_kept = has_token & (count < max_drawn)

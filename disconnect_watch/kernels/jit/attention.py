@@ -13,7 +13,7 @@ where all others do.
 import triton
 import triton.language as tl
 
-from disconnect_watch.kernels.jit.poll import dw_poll
+from disconnect_watch.kernels.jit.poll import dw_flags, dw_poll
 
 __all__ = ["decode_attention", "merge_splits", "prefill_attention"]
 
@@ -105,7 +105,6 @@ def _attend(
     HAS_SOFTCAP: tl.constexpr,
     POLL_EVERY: tl.constexpr,
     HAS_PROGRESS: tl.constexpr,
-    NUM_THREADS: tl.constexpr,
 ):
     """From queries [M, BLOCK_D] at positions [M] to the keys in [start, stop) of their row.
 
@@ -144,7 +143,7 @@ def _attend(
             tl.store(progress, tl.cdiv(tl.maximum(stop - start, 0), TILE))
     else:
         chunk = start
-        fired = dw_poll(words, flag_slot, flag_generation, NUM_THREADS)
+        fired = dw_poll(words, flag_slot, flag_generation)
         while (chunk < stop) & (fired == 0):
             end = tl.minimum(chunk + POLL_EVERY * TILE, stop)
             for tile in range(chunk, end, TILE):
@@ -174,7 +173,7 @@ def _attend(
             chunk = end
             if HAS_PROGRESS:
                 tl.store(progress, tl.cdiv(end - start, TILE))
-            fired = dw_poll(words, flag_slot, flag_generation, NUM_THREADS)
+            fired = dw_poll(words, flag_slot, flag_generation)
     mass = tl.where(mass > 0, mass, 1.0)
     weighted = tl.where(fired == 0, accumulated / mass[:, None], 0.0)
     return weighted, tl.where(fired == 0, highest + tl.log2(mass), HIGHEST)
@@ -231,7 +230,8 @@ def decode_attention(
     stop = tl.minimum(seq_len, (split + 1) * SPLIT)
     # A split that has nothing to do looks at no flag, and with others beside it writes nothing.
     has_keys = start < stop
-    flag_slot = tl.where(has_keys, tl.load(slots + row), -1)
+    flag_slot, flag_generation = dw_flags(slots, generations, row, NUM_THREADS)
+    flag_slot = tl.where(has_keys, flag_slot, -1)
 
     head = tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_D)
@@ -249,7 +249,7 @@ def decode_attention(
         tl.zeros_like(head) + seq_len - 1,
         words,
         flag_slot,
-        tl.load(generations + row),
+        flag_generation,
         progress + (row * num_kv_heads + kv_head) * num_splits + split,
         kv_head,
         num_kv_heads,
@@ -264,7 +264,6 @@ def decode_attention(
         HAS_SOFTCAP,
         POLL_EVERY,
         HAS_PROGRESS,
-        NUM_THREADS,
     )
     if HAS_SPLITS:
         own = own * num_splits + split
@@ -370,6 +369,7 @@ def prefill_attention(
     own = own[:, None] + column[None, :]
     is_own = (index < num_queries)[:, None] & (column < HEAD_DIM)[None, :]
     num_tiles = tl.num_programs(0)
+    flag_slot, flag_generation = dw_flags(slots, generations, row, NUM_THREADS)
     result, _ = _attend(
         tl.load(query + own, mask=is_own, other=0.0),
         keys,
@@ -379,8 +379,8 @@ def prefill_attention(
         stop,
         before + index,
         words,
-        tl.load(slots + row),
-        tl.load(generations + row),
+        flag_slot,
+        flag_generation,
         progress + (row * num_heads + head) * num_tiles + query_tile,
         head // GROUP,
         num_kv_heads,
@@ -395,6 +395,5 @@ def prefill_attention(
         HAS_SOFTCAP,
         POLL_EVERY,
         HAS_PROGRESS,
-        NUM_THREADS,
     )
     tl.store(output + own, result.to(output.dtype.element_ty), mask=is_own)

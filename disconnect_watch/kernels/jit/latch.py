@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from disconnect_watch.kernels.jit.poll import FLAGS
+
 __all__ = ["latch"]
 
 
@@ -29,11 +31,13 @@ def latch(
     row = tl.arange(0, BLOCK)
     is_row = row < num_rows
     was_live = tl.load(live + row, mask=is_row, other=0)
-    slot = tl.load(slots + row, mask=is_row, other=-1)
-    generation = tl.load(generations + row, mask=is_row, other=0)
-    has_flag = is_row & (was_live != 0) & (slot >= 0)
-    word = tl.load(words + slot, mask=has_flag, other=0, volatile=True)
-    fired = has_flag & (word >> 8 == generation) & (word & 0xFF != 0)
+    flag = row[:, None] * FLAGS + tl.arange(0, FLAGS)[None, :]
+    is_asked = (is_row & (was_live != 0))[:, None]
+    slot = tl.load(slots + flag, mask=is_asked, other=-1)
+    generation = tl.load(generations + flag, mask=is_asked, other=0)
+    word = tl.load(words + slot, mask=slot >= 0, other=0, volatile=True)
+    flag_fired = (slot >= 0) & (word >> 8 == generation) & (word & 0xFF != 0)
+    fired = tl.max(flag_fired.to(tl.int32), 1) != 0
 
     step = tl.load(control) + 1
     step = tl.where(step == 0, 1, step)  # the ack of 0 would read as none
@@ -42,7 +46,7 @@ def latch(
     tl.store(seq_lens + row, 0, mask=fired)
     tl.store(slot_mapping + row, -1, mask=fired)
     # Through the device's cache: the host reads it while later kernels still run.
-    tl.store(acks + slot, step, mask=fired, cache_modifier=".wt")
+    tl.store(acks + slot, step, mask=flag_fired, cache_modifier=".wt")
 
     num_live = tl.sum(tl.where(fired, 0, (was_live != 0).to(tl.int32)), 0)
     go = ((num_live > 0) & (steps_left > 0)).to(tl.int32)
