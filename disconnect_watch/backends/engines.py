@@ -3,6 +3,7 @@
 Those of the start stay; those of a model repository come and go.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
@@ -67,8 +68,9 @@ class EngineTable(Mapping[str, Backend]):
             for field in fields(first)
             if isinstance(getattr(first, field.name), int)
         }
-        outcomes = dict(first.outcomes)
+        outcomes = Counter(first.outcomes)
+        stale_events = Counter(first.stale_events)
         for each in all_stats[1:]:
-            for outcome, count in each.outcomes.items():
-                outcomes[outcome] = outcomes.get(outcome, 0) + count
-        return replace(first, outcomes=outcomes, **sums)
+            outcomes.update(each.outcomes)
+            stale_events.update(each.stale_events)
+        return replace(first, outcomes=outcomes, stale_events=stale_events, **sums)

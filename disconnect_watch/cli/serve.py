@@ -158,6 +158,12 @@ def serve(
         ArithmeticOption,
         typer.Option(help="What computes the model: C, torch, or our kernels on a GPU."),
     ] = ArithmeticOption.AUTO,
+    device_steps: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Tokens that our kernels may draw for each request without the host."
+        ),
+    ] = 1,
     max_body_bytes: MaxBodyBytes = 1 << 26,
     read_timeout: ReadTimeout = 60.0,
     request_timeout: RequestTimeout = None,
@@ -256,6 +262,7 @@ def serve(
                     max_num_seqs=max_num_seqs,
                     max_num_batched_tokens=max(512, max_num_seqs),
                     arithmetic=arithmetic.value,
+                    device_steps=device_steps,
                 )
                 engines = EngineTable()
                 backend = None

@@ -42,11 +42,17 @@ class Arithmetic:
     missing: tuple[str, ...] = ()
 
     def make_decoder(
-        self, model: LlamaModel, cache: KVCache, rotary: Rotary, *, is_invariant: bool
+        self,
+        model: LlamaModel,
+        cache: KVCache,
+        rotary: Rotary,
+        *,
+        config: EngineConfig,
+        max_model_len: int,
     ) -> Decoder:
         """Return what computes the model, all of which is on ``device``."""
         if self.kind == "native":
-            return NativeDecoder(model, cache, rotary, is_invariant=is_invariant)
+            return NativeDecoder(model, cache, rotary, is_invariant=config.batch_invariant)
         if self.kind == "torch":
             return TorchDecoder(model, cache, rotary)
         return KernelDecoder(
@@ -55,6 +61,8 @@ class Arithmetic:
             rotary,
             kernels=kernels_for(self.device, backend=Backend.TRITON),
             flags=flags_on(self.device),
+            max_steps=config.device_steps,
+            max_blocks=-(-max_model_len // config.block_size),
         )
 
 
@@ -67,7 +75,13 @@ def choose(config: EngineConfig, model: LlamaModel) -> Arithmetic:
     if config.arithmetic == "triton":
         device = _triton_device()
         how = "interpreted on a cpu" if device.type == "cpu" else f"on {device}"
-        missing = (*probe(device).missing, *flags_on(device).missing)
+        support = probe(device)
+        if config.device_steps > 1 and device.type != "cpu" and not support.has_while_graph:
+            raise ValueError(
+                f"device_steps is {config.device_steps}, which cannot run here: "
+                f"{support.missing[-1]}"
+            )
+        missing = (*support.missing, *flags_on(device).missing)
         return Arithmetic("triton", f"triton, {how}", device, missing)
     cpu = torch.device("cpu")
     no_gpu = f"no GPU is used: {_reason_against_gpu(config)}"

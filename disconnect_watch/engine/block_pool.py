@@ -205,14 +205,19 @@ class BlockPool:
         for owner in owners:
             self._owners[owner].epoch = epoch
 
-    def ack(self, epoch: int) -> None:
-        """Note that no step up to that number can touch a block any more; late ones are fine."""
+    def ack(self, epoch: int) -> bool:
+        """Note that no step up to that number can touch a block any more.
+
+        Returns:
+            False for one that comes late, behind that of a later step; nothing is done then.
+        """
         if epoch <= self._acked:
-            return
+            return epoch == self._acked
         self._acked = epoch
         for block in [block for block in self._retained if self._epoch[block] <= epoch]:
             del self._retained[block]
             self._settle(block)
+        return True
 
     def free(self, owner: str, *, forget: bool = False) -> list[int]:
         """Take all blocks of an owner back; those that nobody else holds go on to the pool.

@@ -35,6 +35,9 @@ class EngineConfig:
         batch_invariant: let the bits of a token's scores depend on the text before it alone, not on
             who else is in the batch, how the prompt was cut into chunks, or what of it was cached.
             Needs ``"native"`` arithmetic; long prompts take longer.
+        device_steps: tokens that a step may draw for each request without the host, where all that
+            run decode: a GPU loops over that many by itself, and looks at the flags between any
+            two; they are told together. Needs ``"triton"`` arithmetic.
         step_log_size: how many of the last steps ``Engine.step_log`` remembers.
     """
 
@@ -50,6 +53,7 @@ class EngineConfig:
     num_threads: int | None = None
     arithmetic: Literal["auto", "native", "torch", "triton"] = "auto"
     batch_invariant: bool = False
+    device_steps: int = 1
     step_log_size: int = 4096
 
     def __post_init__(self) -> None:
@@ -61,6 +65,7 @@ class EngineConfig:
             "max_num_batched_tokens",
             "max_queue",
             "num_threads",
+            "device_steps",
             "step_log_size",
         ):
             value = getattr(self, name)
@@ -80,6 +85,11 @@ class EngineConfig:
         if self.arithmetic not in ("auto", "native", "torch", "triton"):
             raise ValueError(
                 f"arithmetic is {self.arithmetic!r}, it must be auto, native, torch or triton"
+            )
+        if self.device_steps > 1 and self.arithmetic != "triton":
+            raise ValueError(
+                f"device_steps is {self.device_steps}, which needs arithmetic 'triton', not "
+                f"{self.arithmetic!r}"
             )
         if self.batch_invariant and self.arithmetic not in ("auto", "native"):
             raise ValueError(

@@ -9,8 +9,8 @@ One step is
    fired are dropped there. Their blocks are set apart, not freed: the forward may still hold
    them. If no live row is left, the forward ends at once;
 4. *apply* what it computed. The flag is read once more, right before a token is handed out: a
-   request whose flag was seen is never heard of again but for its outcome, and at most the one
-   token of this step is wasted.
+   request whose flag was seen is never heard of again but for its outcome, and at most the
+   tokens of this step are wasted: one, or ``device_steps`` where the device loops.
 
 Blocks that a forward might touch are free only when the runner has acknowledged its step.
 """
@@ -26,7 +26,7 @@ from disconnect_watch.engine.config import EngineConfig
 from disconnect_watch.engine.ending import ending
 from disconnect_watch.engine.errors import QueueFullError
 from disconnect_watch.engine.guarded import run_guarded
-from disconnect_watch.engine.outcome import AbortResult, Outcome, RequestOutput, Sampled
+from disconnect_watch.engine.outcome import AbortResult, Drawn, Outcome, RequestOutput, Sampled
 from disconnect_watch.engine.records import EngineStats, StepNotes, StepRecord
 from disconnect_watch.engine.registry import RequestRegistry
 from disconnect_watch.engine.remote import KVLoad
@@ -99,6 +99,8 @@ class EngineCore:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             enable_prefix_caching=config.enable_prefix_caching,
+            device_steps=config.device_steps,
+            max_model_len=max_model_len,
         )
         self._scan = CancelScan(self._scheduler.running_flags)
         self._registry = RequestRegistry(self._scheduler, tokenizer, scan=self._scan)
@@ -244,7 +246,7 @@ class EngineCore:
             num_generated_tokens=counts.num_generated_tokens,
             num_wasted_tokens=counts.num_wasted_tokens,
             num_spared_tokens=self._num_spared_tokens,
-            num_stale_events=counts.num_stale_events,
+            stale_events=dict(counts.stale_events),
             busy_seconds=self._busy_ns / 1e9,
             outcomes=dict(counts.outcomes),
             arithmetic=self.arithmetic,
@@ -335,10 +337,10 @@ class EngineCore:
         """Do one step, as the head of this file says.
 
         Returns:
-            At most one output a live request, and the outcomes of requests that were aborted
-            since the step before; empty if there was nothing to do.
+            An output a token, at most one a live request or ``device_steps``, and the outcomes of
+            requests that were aborted since the step before; empty if there was nothing to do.
         """
-        self._pool.ack(self._runner.acked_step)
+        self._acknowledge()
         self.settle()
         self.is_stalled = False
         if not self.has_work:
@@ -367,11 +369,15 @@ class EngineCore:
                 )
             finally:
                 self._is_stepping = False
-                self._pool.ack(self._runner.acked_step)
+                self._acknowledge()
             self._apply(schedule.rows, results)
         self._log_step(schedule.rows)
         self._busy_ns += time.monotonic_ns() - started_ns
         return self._registry.take_outputs()
+
+    def _acknowledge(self) -> None:
+        if not self._pool.ack(self._runner.acked_step):
+            self._registry.counts.stale_events["ack"] += 1
 
     def _abort_cancelled(self) -> None:
         if not self._scan.has_fired(self.clock):
@@ -419,21 +425,40 @@ class EngineCore:
                 self._notes.dropped[row.request.key] = layer
         return dead
 
-    def _apply(self, rows: Sequence[ScheduledRow], results: dict[str, Sampled | Exception]) -> None:
+    def _apply(self, rows: Sequence[ScheduledRow], results: dict[str, Drawn]) -> None:
         for row in rows:
-            request, result = row.request, results.pop(row.request.key, None)
+            self._apply_row(row, results)
+        for drawn in results.values():
+            # Of nobody who is in this step.
+            self._registry.ignore(drawn)
+
+    def _apply_row(self, row: ScheduledRow, results: dict[str, Drawn]) -> None:
+        request = row.request
+        # Of a row that did not come to its last token nothing is drawn, but it was computed.
+        drawn: Sequence[Sampled | Exception | None] = results.pop(request.key, ()) or (None,)
+        for index, result in enumerate(drawn):
             if request.status == "ended":
-                # It went with a sibling, which counted the token of this one.
-                continue
+                if index == 0:
+                    # It went with a sibling.
+                    self._registry.ignore(drawn)
+                else:
+                    # At a stop string, which the device knows nothing of.
+                    self._registry.counts.num_wasted_tokens += len(drawn) - index
+                return
             if request.is_cancelled:
-                withheld = [result, *(results.pop(s.key, None) for s in request.siblings)]
+                withheld = [
+                    *drawn[index:],
+                    *(token for s in request.siblings for token in results.pop(s.key, ())),
+                ]
                 num_wasted_tokens = sum(isinstance(token, Sampled) for token in withheld)
                 self._cancel(request, self._notes.withheld, num_wasted_tokens=num_wasted_tokens)
-            elif isinstance(result, Exception):
+                return
+            if isinstance(result, Exception):
                 self._notes.failed.append(request.request_id)
                 self._registry.fail(request, result)
             else:
-                self._scheduler.advance(row)
+                # Each token was computed from those before it.
+                self._scheduler.advance(request, row.stop + index)
                 if result is not None:
                     self._emit(request, result)
 

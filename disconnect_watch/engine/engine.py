@@ -75,7 +75,8 @@ class Engine(EngineCore):
                 device=device,
             ),
             Rotary(model.config, length=max_model_len, dtype=dtype, device=device),
-            is_invariant=config.batch_invariant,
+            config=config,
+            max_model_len=max_model_len,
         )
         super().__init__(
             ModelRunner(decoder),

@@ -4,20 +4,21 @@ There are three ways to compute it, which differ in rounding and in speed: opera
 here; the C of ``native.py``; and the kernels of ``kernels``, in ``kernel_decoder.py``.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from disconnect_watch.engine.batch import PackedBatch, TokenBatch
 from disconnect_watch.engine.kv_cache import KVCache
 from disconnect_watch.engine.model import DecoderLayer, LlamaModel
+from disconnect_watch.engine.outcome import Drawn
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.rotary import Rotary
 from disconnect_watch.engine.sampler import sample
 from disconnect_watch.engine.schedule import ScheduledRow
 
-__all__ = ["Decoder", "Forward", "TorchDecoder"]
+__all__ = ["Decoder", "Forward", "LoopDecoder", "TorchDecoder"]
 
 
 class Forward(Protocol):
@@ -66,6 +67,25 @@ class Decoder(Protocol):
 
     def wait(self) -> None:
         """Return when nothing runs any more of what was begun."""
+
+
+@runtime_checkable
+class LoopDecoder(Decoder, Protocol):
+    """One that computes several steps without the host between them."""
+
+    def decode(
+        self, rows: Sequence[ScheduledRow], *, step: int, look: Callable[[], None]
+    ) -> list[Drawn]:
+        """Compute rows of one token each, and go on as far as ``num_draws`` allows.
+
+        Args:
+            rows: at least one; each is sampled.
+            step: number of the step that they belong to.
+            look: called from time to time until all of it is done, for what the host must see.
+
+        Returns:
+            What each row drew; of one that was cancelled meanwhile also what nobody may hear.
+        """
 
 
 class TorchDecoder:

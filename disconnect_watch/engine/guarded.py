@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from disconnect_watch.engine.outcome import Sampled
+from disconnect_watch.engine.outcome import Drawn
 from disconnect_watch.engine.schedule import LayerCheck, Runner, ScheduledRow
 
 __all__ = ["run_guarded"]
@@ -13,14 +13,14 @@ logger = logging.getLogger(__name__)
 
 def run_guarded(
     runner: Runner, rows: Sequence[ScheduledRow], *, step: int, layer_check: LayerCheck
-) -> dict[str, Sampled | Exception]:
+) -> dict[str, Drawn]:
     """Run the rows together; if that fails, each by itself, so that only the guilty fail.
 
     Args:
         runner, rows, step, layer_check: see ``Runner.run``.
 
     Returns:
-        Token or error by request key; nothing for rows that were dropped, or whose chunk does not
+        Tokens or error by request key; nothing for rows that were dropped, or whose chunk does not
         reach their last token.
     """
     try:
@@ -29,8 +29,8 @@ def run_guarded(
         # Whatever the model raises, it is the end of one request, not of the server.
         if len(rows) == 1:
             logger.exception("request %s failed", rows[0].request.request_id)
-            return {rows[0].request.key: error}
-    results: dict[str, Sampled | Exception] = {}
+            return {rows[0].request.key: [error]}
+    results: dict[str, Drawn] = {}
     for row in rows:
         if row.request.is_live:
             results.update(run_guarded(runner, [row], step=step, layer_check=layer_check))

@@ -8,7 +8,7 @@ runs. The host keeps at most one layer of a prompt ahead, lest its own looks com
 spare anything.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -16,15 +16,17 @@ from torch import Tensor
 
 from disconnect_watch.engine.attend import AttentionRule
 from disconnect_watch.engine.forward import Forward
-from disconnect_watch.engine.kernel_batch import KernelBatch
+from disconnect_watch.engine.kernel_attend import attention_params
+from disconnect_watch.engine.kernel_batch import KernelBatch, signed
+from disconnect_watch.engine.kernel_loop import DecodeLoop, LoopShape
 from disconnect_watch.engine.kv_cache import KVCache
 from disconnect_watch.engine.model import DecoderLayer, LlamaModel
+from disconnect_watch.engine.outcome import Drawn
 from disconnect_watch.engine.pace import Pace
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.rotary import Rotary
 from disconnect_watch.engine.schedule import ScheduledRow
 from disconnect_watch.kernels import (
-    AttentionParams,
     FlagView,
     Kernels,
     PagedKV,
@@ -32,10 +34,7 @@ from disconnect_watch.kernels import (
     open_view,
 )
 
-__all__ = ["POLL_EVERY", "KernelDecoder", "flags_on"]
-
-#: Tiles of keys between two looks of attention at a flag; see ``docs/kernels.md``.
-POLL_EVERY = 16
+__all__ = ["KernelDecoder", "flags_on"]
 
 
 @cache
@@ -53,6 +52,8 @@ class KernelDecoder:
         rotary: of the positions that can occur.
         kernels: that run on that device.
         flags: as it sees them.
+        max_steps: of one launch; 1 for a host that decides on each.
+        max_blocks: that a request can have.
     """
 
     def __init__(
@@ -63,6 +64,8 @@ class KernelDecoder:
         *,
         kernels: Kernels,
         flags: FlagView,
+        max_steps: int = 1,
+        max_blocks: int = 0,
     ) -> None:
         self.model = model
         self.cache = cache
@@ -70,6 +73,9 @@ class KernelDecoder:
         self._kernels = kernels
         self._flags = flags
         self._device = flags.words.device
+        self._max_steps = max_steps
+        self._max_blocks = max_blocks
+        self._loops: dict[LoopShape, DecodeLoop] = {}
 
     def begin(self, rows: Sequence[ScheduledRow], *, step: int) -> Forward:
         """See ``forward.Decoder``."""
@@ -87,7 +93,7 @@ class KernelDecoder:
 
         sampling = Sampling(
             temperatures=column([p.temperature for p in params], torch.float32),
-            seeds=column([_signed(request.seed) for request in requests], torch.int64),
+            seeds=column([signed(request.seed) for request in requests], torch.int64),
             top_k=column([p.top_k for p in params], torch.int32)
             if any(p.top_k for p in params)
             else None,
@@ -98,6 +104,25 @@ class KernelDecoder:
         positions = column([len(request.token_ids) for request in requests], torch.int64)
         tokens = self._kernels.sample(logits, positions, sampling).tolist()
         return [None if token < 0 else token for token in tokens]
+
+    def decode(
+        self, rows: Sequence[ScheduledRow], *, step: int, look: Callable[[], None]
+    ) -> list[Drawn]:
+        """See ``forward.Decoder``."""
+        shape = LoopShape.of(rows, self.model.config.eos_token_ids)
+        loop = self._loops.get(shape)
+        if loop is None:
+            loop = self._loops[shape] = DecodeLoop(
+                self.model,
+                self.cache,
+                self._rotary,
+                kernels=self._kernels,
+                flags=self._flags,
+                shape=shape,
+                max_steps=self._max_steps,
+                max_blocks=self._max_blocks,
+            )
+        return loop.run(rows, step=step, look=look)
 
     def wait(self) -> None:
         """See ``forward.Decoder``."""
@@ -155,12 +180,7 @@ class _KernelForward:
         """See ``model.Attention``."""
         batch, num_singles = self.batch, self.batch.num_singles
         query = query.contiguous()
-        params = AttentionParams(
-            scale=query.shape[-1] ** -0.5 if rule.scale is None else rule.scale,
-            window=rule.window,
-            softcap=rule.softcap,
-            poll_every=POLL_EVERY,
-        )
+        params = attention_params(rule, query.shape[-1])
 
         def paged(block_tables: Tensor) -> PagedKV:
             keys, values = self._cache.keys[index], self._cache.values[index]
@@ -189,8 +209,3 @@ class _KernelForward:
                 )
             outputs.append(output)
         return torch.cat(outputs).flatten(1)
-
-
-def _signed(seed: int) -> int:
-    """The same 64 bits as torch's signed integers have them."""
-    return (seed + 2**63) % 2**64 - 2**63

@@ -5,7 +5,7 @@ from typing import Literal
 
 from disconnect_watch.token import Reason
 
-__all__ = ["AbortResult", "Outcome", "Phase", "RequestOutput", "Sampled", "TokenLogprobs"]
+__all__ = ["AbortResult", "Drawn", "Outcome", "Phase", "RequestOutput", "Sampled", "TokenLogprobs"]
 
 Phase = Literal["waiting", "prefill", "decode"]
 
@@ -27,7 +27,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a runner returns for a row: its next token.
+    """What a runner returns for a row: a token.
 
     Attributes:
         logprobs: of that token, for a request that wants them.
@@ -35,6 +35,10 @@ class Sampled:
 
     token_id: int
     logprobs: TokenLogprobs | None = None
+
+
+#: What a step made of a row: its next tokens, in order; behind them the error, if there was one.
+Drawn = list[Sampled | Exception]
 
 
 @dataclass(frozen=True, slots=True)

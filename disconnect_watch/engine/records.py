@@ -6,10 +6,13 @@ In records of steps, the second and later answers to a request ``"id"`` are ``"i
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from disconnect_watch.engine.outcome import Phase
 
-__all__ = ["Counts", "EngineStats", "StepNotes", "StepRecord"]
+__all__ = ["Counts", "EngineStats", "StaleEvent", "StepNotes", "StepRecord"]
+
+StaleEvent = Literal["abort", "token", "error", "ack"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class Counts:
     num_cached_tokens: int = 0
     num_generated_tokens: int = 0
     num_wasted_tokens: int = 0
-    num_stale_events: int = 0
+    stale_events: Counter[StaleEvent] = field(default_factory=Counter)
     outcomes: Counter[tuple[str, Phase | None]] = field(default_factory=Counter)
 
 
@@ -104,7 +107,9 @@ class EngineStats:
         num_cached_tokens: of prompts, found in the cache and not computed again.
         num_generated_tokens: handed out.
         num_wasted_tokens: sampled and withheld.
-        num_stale_events: aborts of requests that had ended already.
+        stale_events: what came too late and was ignored, by what it was: an abort of a request that
+            had ended already; a token of one, or its end by an error; an ack of an older step than
+            was acknowledged before.
         outcomes: how many requests ended so, by kind and phase (None for ``finished``).
         arithmetic: what computes a forward: ``"native"`` and the set of instructions, ``"torch"``,
             or ``"triton"`` and where.
@@ -130,7 +135,7 @@ class EngineStats:
     num_cached_tokens: int
     num_generated_tokens: int
     num_wasted_tokens: int
-    num_stale_events: int
+    stale_events: Mapping[StaleEvent, int]
     outcomes: Mapping[tuple[str, Phase | None], int] = field(default_factory=dict)
     arithmetic: str = "none"
     missing: tuple[str, ...] = ()
@@ -139,6 +144,11 @@ class EngineStats:
     num_loaded_tokens: int = 0
     num_failed_loads: int = 0
     num_blocks_held: int = 0
+
+    @property
+    def num_stale_events(self) -> int:
+        """All of them."""
+        return sum(self.stale_events.values())
 
     @property
     def num_blocks_available(self) -> int:

@@ -10,7 +10,7 @@ with the one that it was found at.
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Literal
 
@@ -178,6 +178,12 @@ class RequestRegistry:
             if request.index == 0:
                 self.counts.num_cached_tokens += request.num_cached_tokens
 
+    def ignore(self, drawn: Iterable[Sampled | Exception | None]) -> None:
+        """Count what came of a request that had ended already; nothing else is done with it."""
+        for result in drawn:
+            if result is not None:
+                self.counts.stale_events["token" if isinstance(result, Sampled) else "error"] += 1
+
     def take_outputs(self) -> list[RequestOutput]:
         """Return what is to be told and was not yet."""
         return self._outbox.take()
@@ -200,7 +206,7 @@ class RequestRegistry:
                 num_blocks_freed=outcome.num_blocks_freed,
                 latency_ns=outcome.freed_at_ns - outcome.flag_at_ns,
             )
-        self.counts.num_stale_events += 1
+        self.counts.stale_events["abort"] += 1
         is_cancelled = outcome.kind == "cancelled"
         return AbortResult("already_cancelled" if is_cancelled else "already_finished")
 

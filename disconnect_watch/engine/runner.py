@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from disconnect_watch.engine.batch import TokenBatch
-from disconnect_watch.engine.forward import Decoder, Forward
+from disconnect_watch.engine.forward import Decoder, Forward, LoopDecoder
 from disconnect_watch.engine.logprobs import token_logprobs
-from disconnect_watch.engine.outcome import Sampled, TokenLogprobs
+from disconnect_watch.engine.outcome import Drawn, Sampled, TokenLogprobs
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.schedule import LayerCheck, ScheduledRow
 
@@ -43,21 +43,47 @@ class ModelRunner:
     @torch.inference_mode()
     def run(
         self, rows: Sequence[ScheduledRow], *, step: int, layer_check: LayerCheck
-    ) -> dict[str, Sampled | Exception]:
+    ) -> dict[str, Drawn]:
         """See ``schedule.Runner``; a row whose scores are not finite gets an error.
 
         Keys and values of a row go to its own slots only, so running a row again, alone or in
         other company, repeats the same writes.
         """
         try:
+            if max(row.num_draws for row in rows) > 1:
+                return self._run_loop(rows, step, layer_check)
             return self._run(rows, step, layer_check)
         finally:
             self.decoder.wait()
             self._acked_step = step
 
+    def _run_loop(
+        self, rows: Sequence[ScheduledRow], step: int, layer_check: LayerCheck
+    ) -> dict[str, Drawn]:
+        """Several steps in one launch, in which the rows obey their flags without the host.
+
+        The host only looks on: it sets the flags of those whose time is over, and notes who left.
+        """
+        assert isinstance(self.decoder, LoopDecoder), "rows of several draws need a loop"
+        live = list(rows)
+
+        def look() -> None:
+            if live and (dead := layer_check(0, live)):
+                gone = {row.request.key for row in dead}
+                live[:] = [row for row in live if row.request.key not in gone]
+
+        look()
+        if not live:
+            return {}
+        begun = list(live)
+        drawn = self.decoder.decode(begun, step=step, look=look)
+        num_computed = sum(map(len, drawn))
+        self.layer_tokens += [num_computed] * len(self.decoder.model.layers)
+        return {row.request.key: result for row, result in zip(begun, drawn, strict=True)}
+
     def _run(
         self, rows: Sequence[ScheduledRow], step: int, layer_check: LayerCheck
-    ) -> dict[str, Sampled | Exception]:
+    ) -> dict[str, Drawn]:
         groups = [_Group(self.decoder.begin(group, step=step)) for group in _grouped(rows)]
         live = list(rows)
         for index in range(len(self.decoder.model.layers)):
@@ -81,9 +107,11 @@ class ModelRunner:
         tokens = self.decoder.sample(logits, requests)
         logprobs = _logprobs(logits, requests, tokens)
         return {
-            request.key: FloatingPointError("scores of the next token are not finite")
-            if token is None
-            else Sampled(token, logprobs.get(request.key))
+            request.key: [
+                FloatingPointError("scores of the next token are not finite")
+                if token is None
+                else Sampled(token, logprobs.get(request.key))
+            ]
             for request, token in zip(requests, tokens, strict=True)
         }
 

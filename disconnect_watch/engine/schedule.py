@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from disconnect_watch.engine.outcome import Phase, Sampled
+from disconnect_watch.engine.outcome import Drawn, Phase
 from disconnect_watch.engine.remote import KVLoad
 from disconnect_watch.engine.request import Request
 
@@ -18,6 +18,8 @@ class ScheduledRow:
     Attributes:
         phase: prefill or decode, as it was when the step was scheduled.
         block_ids: where its keys and values lie, in the order of its tokens.
+        num_draws: how many tokens the step may sample, each from the one before; there are blocks
+            for all of them. More than one only where every row of the step has a single token.
     """
 
     request: Request
@@ -25,6 +27,7 @@ class ScheduledRow:
     stop: int
     phase: Phase
     block_ids: list[int]
+    num_draws: int = 1
 
     @property
     def num_tokens(self) -> int:
@@ -72,7 +75,7 @@ class Runner(Protocol):
 
     def run(
         self, rows: Sequence[ScheduledRow], *, step: int, layer_check: LayerCheck
-    ) -> dict[str, Sampled | Exception]:
+    ) -> dict[str, Drawn]:
         """Compute the rows' tokens, and sample from those rows that reach their last one.
 
         A step that failed may be run again in parts.
@@ -83,6 +86,6 @@ class Runner(Protocol):
             layer_check: called before each layer.
 
         Returns:
-            The next token by request id, for rows that were sampled and not dropped; an error
-            where there is none to be had.
+            What was drawn by request key, for rows that were sampled and not dropped: a token, up
+            to ``num_draws`` of them if that is more, or the error instead.
         """

@@ -14,6 +14,9 @@ one. From that follow
   in each step, and fits into the pool when alone (the engine sees to that), so it ends; then the
   next one is the first. A lesser priority waits for as long as the greater ones need.
 
+A device that needs no host between steps is given several at once where all rows decode: each
+gets blocks beforehand for the tokens that it may draw, if there are any to be had.
+
 The budget of a step is in tokens. Every decode behind a prefill has one token reserved, so that a
 long prompt slows nobody's stream down to its own pace; the prefill gets the rest as its chunk.
 
@@ -22,8 +25,10 @@ computes nothing until a *load* has filled them. The load holds them, too: if th
 meanwhile, they stay out of the pool until the load has stopped.
 """
 
+import sys
 from bisect import insort
 from collections.abc import Iterator
+from dataclasses import replace
 
 from disconnect_watch.engine.block_pool import BlockPool
 from disconnect_watch.engine.prefix_cache import extend_hashes
@@ -45,6 +50,8 @@ class Scheduler:
         max_num_batched_tokens: budget of one step, at least ``max_num_seqs``.
         enable_prefix_caching: share the blocks of equal beginnings, also with requests that have
             ended.
+        device_steps: tokens that a step in which all decode may give each of them.
+        max_model_len: tokens that prompt and answer may have together.
 
     Attributes:
         running_flags: the cancel flags of the requests that run, and of no others.
@@ -57,8 +64,12 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         enable_prefix_caching: bool = True,
+        device_steps: int = 1,
+        max_model_len: int = sys.maxsize,
     ) -> None:
         self.running_flags = FlagSet()
+        self._device_steps = device_steps
+        self._max_model_len = max_model_len
         self._pool = pool
         self._enable_prefix_caching = enable_prefix_caching
         self._max_num_seqs = max_num_seqs
@@ -107,10 +118,6 @@ class Scheduler:
         request.drop(num_blocks_freed=len(blocks))
         return blocks
 
-    def advance(self, row: ScheduledRow) -> None:
-        """Note that a row was computed; its full blocks can be found from now on."""
-        self._compute_to(row.request, row.start, row.stop)
-
     def end_load(self, load: KVLoad, *, is_filled: bool) -> None:
         """Take back the blocks of a load that touches them no more.
 
@@ -125,12 +132,15 @@ class Scheduler:
             return  # it left or lost its place, and its blocks went on just now
         request.load = None
         if is_filled:
-            self._compute_to(request, request.num_computed_tokens, request.num_prompt_tokens)
+            self.advance(request, request.num_prompt_tokens)
 
-    def _compute_to(self, request: Request, start: int, stop: int) -> None:
-        request.num_computed_tokens = stop
-        num_full = stop // self._pool.block_size
-        if self._enable_prefix_caching and num_full > start // self._pool.block_size:
+    def advance(self, request: Request, num_tokens: int) -> None:
+        """Note that so many tokens are computed now; their full blocks can be found from now on."""
+        size = self._pool.block_size
+        num_full = num_tokens // size
+        has_more = num_full > request.num_computed_tokens // size
+        request.num_computed_tokens = num_tokens
+        if self._enable_prefix_caching and has_more:
             self._hash(request)
             self._pool.publish(request.key, request.block_hashes[:num_full])
 
@@ -145,6 +155,8 @@ class Scheduler:
         if not plan.preempted:
             # There was too little room a moment ago; who was sent away has to wait a step.
             self._plan_waiting(plan, budget)
+        if self._device_steps > 1 and all(map(_can_loop, plan.rows)):
+            plan.rows[:] = map(self._look_ahead, plan.rows)
         return plan
 
     def _plan_running(self, plan: Schedule) -> int:
@@ -268,6 +280,17 @@ class Scheduler:
             )
         return num_tokens
 
+    def _look_ahead(self, row: ScheduledRow) -> ScheduledRow:
+        """Let a row draw as many tokens as it has blocks for; nobody is sent away for that."""
+        request, num_known = row.request, len(row.request.token_ids)
+        most = min(request.num_prompt_tokens + request.params.max_tokens, self._max_model_len)
+        num_draws = min(self._device_steps, most - num_known)
+        # The last token that is drawn needs no slot before it is computed.
+        if not self._pool.allocate(request.key, num_known + num_draws - 1):
+            num_slots = len(row.block_ids) * self._pool.block_size
+            num_draws = min(num_draws, num_slots - num_known + 1)
+        return replace(row, num_draws=num_draws)
+
     def _make_room(self, request: Request, plan: Schedule) -> bool:
         """Find a slot for each of the request's tokens, at the cost of the last one if need be.
 
@@ -299,6 +322,14 @@ class Scheduler:
     def _give_up(self, request: Request, *, forget: bool = False) -> list[int]:
         request.block_ns += self._pool.block_ns(request.key)
         return self._pool.free(request.key, forget=forget)
+
+
+def _can_loop(row: ScheduledRow) -> bool:
+    """Whether the step may go on with the row's next token; the device tells no logarithms."""
+    request = row.request
+    if request.prefill_only or request.params.logprobs is not None or request.params.is_best_of:
+        return False
+    return row.num_tokens == 1 and row.is_sampled
 
 
 def _place(request: Request) -> tuple[int, int]:

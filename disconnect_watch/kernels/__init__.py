@@ -11,6 +11,7 @@ Needs torch, and on a GPU the ``gpu`` extra; ``probe`` names what a machine lack
 from disconnect_watch.kernels.backend import Backend, Support, kernels_for, probe, triton_device
 from disconnect_watch.kernels.base import AttentionParams, Kernels, PagedKV, Sampling
 from disconnect_watch.kernels.driver import DriverError, UnavailableError
+from disconnect_watch.kernels.loop import StepLoop, make_loop
 from disconnect_watch.kernels.rows import FLAGS_PER_ROW, Control, DecodeState, RowState
 from disconnect_watch.kernels.view import FlagSource, FlagView, open_view
 
@@ -27,9 +28,11 @@ __all__ = [
     "PagedKV",
     "RowState",
     "Sampling",
+    "StepLoop",
     "Support",
     "UnavailableError",
     "kernels_for",
+    "make_loop",
     "open_view",
     "probe",
     "triton_device",

@@ -130,8 +130,9 @@ class Snapshot(Collector):
         self._signals = signals
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._watcher_metrics(self._watcher())
         stats = self._engine() if self._engine is not None else None
+        num_stale = 0 if stats is None else stats.num_stale_events
+        yield from self._watcher_metrics(self._watcher(), num_stale_of_engine=num_stale)
         yield self._request_metric({} if stats is None else stats.outcomes)
         if stats is not None:
             yield from self._engine_metrics(stats)
@@ -152,7 +153,9 @@ class Snapshot(Collector):
             frontend.num_late,
         )
 
-    def _watcher_metrics(self, stats: WatcherStats) -> Iterator[Metric]:
+    def _watcher_metrics(
+        self, stats: WatcherStats, *, num_stale_of_engine: int
+    ) -> Iterator[Metric]:
         yield GaugeMetricFamily(
             "dw_connections", "Connections that are watched now", stats.num_connections
         )
@@ -171,8 +174,9 @@ class Snapshot(Collector):
         yield signals
         yield CounterMetricFamily(
             "dw_stale_events_total",
-            "Kernel events of connections that were detached before, dropped",
-            stats.num_stale_events,
+            "What came too late and was dropped: kernel events of connections that were detached "
+            "before; aborts, tokens, errors and acks of requests that had ended",
+            stats.num_stale_events + num_stale_of_engine,
         )
         yield GaugeMetricFamily(
             "dw_blind_connections",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from disconnect_watch.engine import Engine, EngineConfig, SamplingParams, kernel_decoder
+from disconnect_watch.engine import Engine, EngineConfig, SamplingParams, kernel_attend
 from disconnect_watch.engine.arithmetic import dtype_of
 from disconnect_watch.engine.kernel_decoder import KernelDecoder
 from disconnect_watch.engine.pace import Pace
@@ -120,7 +120,7 @@ def test_a_client_that_leaves_in_mid_kernel_costs_no_tile_behind_the_next_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tiles = Tiles(monkeypatch)
-    monkeypatch.setattr(kernel_decoder, "POLL_EVERY", 2)
+    monkeypatch.setattr(kernel_attend, "POLL_EVERY", 2)
     engine = make_engine(
         arithmetic="triton", max_num_batched_tokens=384, max_model_len=256, num_blocks=128
     )

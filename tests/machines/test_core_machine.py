@@ -23,9 +23,15 @@ class CoreMachine(RuleBasedStateMachine):
         num_blocks=st.integers(MAX_MODEL_LEN // 4, 14),
         max_num_seqs=st.integers(1, 4),
         budget=st.integers(1, 20),
+        device_steps=st.sampled_from((1, 1, 2, 5)),
     )
-    def make(self, num_blocks: int, max_num_seqs: int, budget: int) -> None:
-        self.engine = ModelEngine(num_blocks=num_blocks, max_num_seqs=max_num_seqs, budget=budget)
+    def make(self, num_blocks: int, max_num_seqs: int, budget: int, device_steps: int) -> None:
+        self.engine = ModelEngine(
+            num_blocks=num_blocks,
+            max_num_seqs=max_num_seqs,
+            budget=budget,
+            device_steps=device_steps,
+        )
         self.engine.runner.poisoned = {3}
 
     @rule(

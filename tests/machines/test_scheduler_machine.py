@@ -94,7 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def compute(self, row: ScheduledRow) -> None:
         request, is_sampled = row.request, row.is_sampled
-        self.scheduler.advance(row)
+        self.scheduler.advance(request, row.stop)
         if not is_sampled:
             return
         request.token_ids.append(0)

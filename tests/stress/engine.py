@@ -33,6 +33,7 @@ def crowd(num_operations: int, seed: int) -> Counter[str]:
             num_blocks=rng.randint(MAX_MODEL_LEN // 4, 20),
             max_num_seqs=rng.randint(1, 6),
             budget=rng.randint(1, 24),
+            device_steps=rng.choice((1, 1, 4)),
         )
         engine.runner.poisoned = {13}
         for _ in range(min(EPOCH, num_operations - begin)):

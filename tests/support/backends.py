@@ -109,7 +109,7 @@ class ScriptedBackend:
             num_cached_tokens=0,
             num_generated_tokens=0,
             num_wasted_tokens=0,
-            num_stale_events=0,
+            stale_events={},
         )
 
     def listen(self, on_outcome: Callable[[str, Outcome], None]) -> None:

@@ -65,7 +65,10 @@ class Client:
 class ModelEngine:
     """An engine, and what it must do; every method checks that it did."""
 
-    def __init__(self, *, num_blocks: int, max_num_seqs: int, budget: int) -> None:
+    def __init__(
+        self, *, num_blocks: int, max_num_seqs: int, budget: int, device_steps: int = 1
+    ) -> None:
+        self.device_steps = device_steps
         self.runner = ModelRunner(block_size=BLOCK_SIZE)
         self.core = EngineCore(
             self.runner,
@@ -76,6 +79,8 @@ class ModelEngine:
                 max_num_batched_tokens=max(budget, max_num_seqs),
                 max_queue=MAX_QUEUE,
                 step_log_size=1,
+                arithmetic="triton",
+                device_steps=device_steps,
             ),
             num_blocks=num_blocks,
             max_model_len=MAX_MODEL_LEN,
@@ -214,7 +219,7 @@ class ModelEngine:
         assert stats.num_requests == self.num_accepted
         assert sum(stats.outcomes.values()) == self.outcomes.total()
         assert self.outcomes.total() + len(self.live) == self.num_accepted
-        assert stats.num_stale_events == self.num_stale
+        assert stats.stale_events.get("abort", 0) == self.num_stale
         keys = {key for client in self.live.values() for key in client.all_keys()}
         assert self.core.block_owners <= keys
         assert stats.num_waiting + stats.num_running <= len(keys)
@@ -272,6 +277,6 @@ class ModelEngine:
         elif outcome.kind == "cancelled":
             assert output.token_ids == ()
             assert aborted or self._is_gone(client)
-            assert outcome.num_wasted_tokens <= client.num_answers
+            assert outcome.num_wasted_tokens <= client.num_answers * self.device_steps
         else:
             assert self.runner.poisoned & {client.seed + i for i in range(client.num_answers)}

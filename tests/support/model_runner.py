@@ -7,7 +7,7 @@ as those of a device do.
 
 from collections.abc import Sequence
 
-from disconnect_watch.engine.outcome import Sampled
+from disconnect_watch.engine.outcome import Drawn, Sampled
 from disconnect_watch.engine.schedule import LayerCheck, ScheduledRow
 
 __all__ = ["NUM_LAYERS", "VOCAB_SIZE", "ModelRunner", "next_token"]
@@ -49,7 +49,7 @@ class ModelRunner:
 
     def run(
         self, rows: Sequence[ScheduledRow], *, step: int, layer_check: LayerCheck
-    ) -> dict[str, Sampled | Exception]:
+    ) -> dict[str, Drawn]:
         self._last_step = step
         batch = list(rows)
         for row in batch:
@@ -60,14 +60,9 @@ class ModelRunner:
             if not batch:
                 return {}
             self.layer_tokens.append(sum(row.num_tokens for row in batch))
-        results: dict[str, Sampled | Exception] = {}
         for row in batch:
-            self._write(row)
-        for row in batch:
-            token = self._read(row)
-            if row.is_sampled:
-                results[row.request.key] = token
-        return results
+            self._write(row, row.start, row.request.token_ids[row.start : row.stop])
+        return {row.request.key: drawn for row in batch if (drawn := self._draw(row))}
 
     def _touch(self, row: ScheduledRow, step: int) -> None:
         """Note whose step a block is in; nobody else may have written to it in one under way."""
@@ -81,19 +76,33 @@ class ModelRunner:
                 self._writers[block] = row.request.key
             self._touched[block] = step
 
-    def _write(self, row: ScheduledRow) -> None:
-        for position in range(row.start, row.stop):
-            self._memory[self._slot(row, position)] = row.request.token_ids[position]
+    def _write(self, row: ScheduledRow, start: int, token_ids: Sequence[int]) -> None:
+        for position, token_id in enumerate(token_ids, start):
+            self._memory[self._slot(row, position)] = token_id
 
-    def _read(self, row: ScheduledRow) -> Sampled | Exception:
-        request = row.request
-        context = [self._memory.get(self._slot(row, position)) for position in range(row.stop)]
-        assert context == request.token_ids[: row.stop], (
-            f"{request.key} finds another's text in its blocks {row.block_ids}"
+    def _draw(self, row: ScheduledRow) -> Drawn:
+        """Up to as many tokens as the row may draw, each read back before the next."""
+        request, text = row.request, list(row.request.token_ids[: row.stop])
+        drawn: Drawn = []
+        self._read(row, text)
+        while row.is_sampled and len(drawn) < row.num_draws:
+            if drawn:
+                self._write(row, len(text) - 1, text[-1:])
+                self._read(row, text)
+            num_generated = len(text) - request.num_prompt_tokens
+            if request.seed in self.poisoned and num_generated == 1:
+                return [*drawn, FloatingPointError("poisoned")]
+            text.append(next_token(request.seed, text))
+            drawn.append(Sampled(text[-1]))
+            if text[-1] in request.params.stop_token_ids:
+                break
+        return drawn
+
+    def _read(self, row: ScheduledRow, text: list[int]) -> None:
+        context = [self._memory.get(self._slot(row, position)) for position in range(len(text))]
+        assert context == text, (
+            f"{row.request.key} finds another's text in its blocks {row.block_ids}"
         )
-        if request.seed in self.poisoned and request.num_generated_tokens == 1:
-            return FloatingPointError("poisoned")
-        return Sampled(next_token(request.seed, request.token_ids[: row.stop]))
 
     def _slot(self, row: ScheduledRow, position: int) -> int:
         block = row.block_ids[position // self._block_size]

@@ -37,7 +37,7 @@ def run_step(scheduler: Scheduler) -> list[tuple[str, int, int]]:
     rows = scheduler.schedule().rows
     for row in rows:
         is_sampled = row.is_sampled
-        scheduler.advance(row)
+        scheduler.advance(row.request, row.stop)
         if is_sampled:
             row.request.token_ids.append(99)
     return [(row.request.request_id, row.start, row.stop) for row in rows]

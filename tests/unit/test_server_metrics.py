@@ -97,6 +97,7 @@ def test_counters_are_the_engines_own(watcher_stats: WatcherStats) -> None:
         num_prompt_tokens=70,
         num_generated_tokens=30,
         num_wasted_tokens=1,
+        stale_events={"abort": 1, "token": 2},
         outcomes={("finished", None): 4, ("cancelled", "decode"): 2, ("failed", "prefill"): 1},
     )
     watched = replace(
@@ -129,7 +130,7 @@ def test_counters_are_the_engines_own(watcher_stats: WatcherStats) -> None:
     assert found["dw_connections"] == 9
     assert found["dw_watches_armed"] == 5
     assert found["dw_blind_connections"] == 1
-    assert found["dw_stale_events_total"] == 6
+    assert found["dw_stale_events_total"] == 6 + 3
     assert found['dw_signals_total{source="reset"}'] == 8
     assert found["dw_unacked_cancels"] == 7
     assert (found["dw_overdue_cancels"], found["dw_late_cancels_total"]) == (2, 5)
