@@ -269,9 +269,7 @@ class EngineThread:
             if self._is_stopped:
                 # No thread is left that might use the engine.
                 return finish()
-            self._commands.append(
-                (lambda: self._tell(loop, _set_result, answer, finish()), answer)
-            )
+            self._commands.append((lambda: self._tell(loop, _set_result, answer, finish()), answer))
         self._wake.set()
         return await answer
 

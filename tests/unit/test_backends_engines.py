@@ -16,7 +16,9 @@ class Counting(ScriptedBackend):
 
     def stats(self) -> EngineStats:
         return replace(
-            super().stats(), outcomes={(kind, None): n for kind, n in self._ended.items()}
+            super().stats(),
+            outcomes={(kind, None): n for kind, n in self._ended.items()},
+            stale_events={"abort": self._ended["finished"]},
         )
 
 
@@ -36,6 +38,7 @@ def test_counts_are_those_of_all_together() -> None:
     stats = table.stats()
     assert stats is not None
     assert stats.outcomes == {("finished", None): 5, ("failed", None): 1}
+    assert stats.num_stale_events == 5
     assert stats.num_blocks == 16
 
 
