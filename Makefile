@@ -122,11 +122,12 @@ conformance: $(VENV)/.dev
 
 # The gateway before a real Triton, and what is too big for our venv: hooks in engines, and Ray. Each
 # gets a venv of its own, that of llama.cpp in ten minutes.
-test-gateways: $(VENV)/.dev .venv-triton/bin/tritonserver .venv-llama-cpp/.made .venv-ray/.made
+test-gateways: $(VENV)/.dev .venv-triton/bin/tritonserver .venv-llama-cpp/.made .venv-ray/.made \
+		.venv-vllm/.made
 	$(BIN)/python -m pytest -q -m "" tests/gateways tests/integration/test_hooks_llama_cpp.py \
 		tests/integration/test_ray.py
 
-.venv-llama-cpp/.made .venv-ray/.made: .venv-%/.made: .ci/%
+.venv-llama-cpp/.made .venv-ray/.made .venv-vllm/.made: .venv-%/.made: .ci/%
 	$< $(@D)
 	@touch $@
 
