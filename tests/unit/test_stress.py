@@ -1,6 +1,7 @@
 """The stress tool's parts: plans, targets, answers, and the ledger that must balance."""
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -301,6 +302,39 @@ def test_server_that_cancelled_who_left_and_finished_who_stayed_holds(cancelled:
 def test_server_that_did_anything_else_does_not(after: ServerCounts, broken: int) -> None:
     holds = [check.holds for check in check_server(CLIENTS, server(), after)]
     assert holds == [index != broken for index in range(3)]
+
+
+@pytest.mark.parametrize(("finished", "holds"), [(2, False), (3, True), (5, True), (6, False)])
+def test_who_left_as_its_answer_ended_may_have_been_finished_or_not(
+    finished: int, holds: bool
+) -> None:
+    counts = ledger(answered=3)
+    around = Leave(Way.FIN, Point.AROUND, fraction=0.5, delay=0, num_pieces=1)
+    for _ in range(2):
+        left = Ending(Outcome.LEFT, is_request_complete=True, num_pieces=2)
+        counts.add(ClientPlan(0, around), left)
+    counts.num_sent = counts.num_ended
+    checks = check_server(counts, server(), server(finished, 0))
+    assert [check.holds for check in checks] == [holds, True, True]
+
+
+def test_answer_that_may_be_over_before_its_client_leaves_is_held_against_nobody() -> None:
+    counts = Counts(1, outlasts=False)
+    counts.add(ClientPlan(0, leave()), Ending(Outcome.LEFT, is_request_complete=True, num_pieces=1))
+    counts.num_sent = 1
+    for after in (server(1, 0), server(0, 1)):
+        assert all(check.holds for check in check_server(counts, server(), after))
+
+
+def test_answers_that_differ_are_found_where_they_must_be_the_same() -> None:
+    counts = Counts(3, texts=Counter())
+    for digest in ("a", "a", "b"):
+        counts.add(ClientPlan(0, None), Ending(Outcome.ANSWERED, digest=digest))
+    # One that leaves and is answered first had asked for another answer.
+    counts.add(ClientPlan(0, leave()), Ending(Outcome.ANSWERED, digest="c"))
+    counts.num_sent = 4
+    *_, same = check_clients(counts, is_interrupted=False)
+    assert (same.holds, same.detail) == (False, "2 different among 3 answers to who stayed")
 
 
 def test_client_that_never_ended_breaks_the_balance_unless_the_run_was_interrupted() -> None:
