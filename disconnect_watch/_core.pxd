@@ -12,6 +12,7 @@ cdef class Flag:
     cdef readonly Flags table
     cdef _dw.dw_flag _flag
     cdef const uint32_t *_word
+    cdef bint _is_borrowed
     cdef bint is_set(self) noexcept
 
 cdef class FlagSet:

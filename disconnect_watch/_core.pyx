@@ -151,6 +151,14 @@ def flag_table():
     return <Flags>first
 
 
+def adopt_flag_table(int memfd):
+    cdef Flags table = Flags(memfd)
+    if _dw.dw_once_set(&_process_table, <void *>table) != <void *>table:
+        raise RuntimeError("this process has a flag table, it can take no other")
+    Py_INCREF(table)
+    return table
+
+
 @cython.no_gc_clear
 cdef class Flag:
     def __cinit__(self):
@@ -166,8 +174,18 @@ cdef class Flag:
         """Refuse arguments, which neither ``__cinit__`` nor ``object`` does here."""
 
     def __dealloc__(self):
-        if self._flag.generation:
+        if self._flag.generation and not self._is_borrowed:
             _dw.dw_flag_release(self.table._flags, self._flag)
+
+    def borrow(self, uint32_t slot, uint32_t generation):
+        # Only before anybody else has this object. No reference is taken of the name.
+        if slot >= _dw.DW_FLAGS_NUM_SLOTS or not generation:
+            _check(_dw.DW_EINVAL, "borrow a flag by its name", (slot, generation))
+        _dw.dw_flag_release(self.table._flags, self._flag)
+        self._is_borrowed = True
+        self._flag.slot = slot
+        self._flag.generation = generation
+        self._word = _dw.dw_flag_address(self.table._flags, slot)
 
     @property
     def slot(self):

@@ -5,6 +5,7 @@ of the process group, so native code reads it through ``address``, and another
 process or a GPU through the table's memory.
 """
 
+import contextlib
 import os
 import threading
 import time
@@ -14,9 +15,9 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from disconnect_watch import _core
-from disconnect_watch.errors import ClientDisconnected
+from disconnect_watch.errors import ClientDisconnected, StaleWatchError
 
-__all__ = ["CancelToken", "FlagSet", "Reason", "flag_table"]
+__all__ = ["BorrowedToken", "CancelToken", "FlagSet", "Reason", "adopt_flag_table", "flag_table"]
 
 
 class Reason(StrEnum):
@@ -52,6 +53,19 @@ def not_a_reason(value: object) -> TypeError:
 def flag_table() -> _core.Flags:
     """The table of this process and its forked children, made on first use."""
     return _core.flag_table()
+
+
+def adopt_flag_table(memfd: int) -> _core.Flags:
+    """Take the table of another process for this one's, before this one has made any flag.
+
+    Args:
+        memfd: of that table, see ``Flags.fileno``; a duplicate is kept.
+
+    Raises:
+        OSError: it is no flag table.
+        RuntimeError: this process has a table already.
+    """
+    return _core.adopt_flag_table(memfd)
 
 
 class Loop(Protocol):
@@ -161,6 +175,59 @@ class CancelToken(_core.Flag):
     def __repr__(self) -> str:
         state = self.reason.value if self.reason else "live"
         return f"<CancelToken {self.slot}/{self.generation} {state}>"
+
+
+class BorrowedToken(CancelToken):
+    """A token that another process holds, by its name in the table that both share.
+
+    No reference is taken, so that this process may die at any time and leaves no slot behind.
+    Whoever lends it holds it until this process has said that it is done; should it die before,
+    and its flags be taken back, the name is stale, which here means cancelled: nobody is left
+    who wants the answer.
+
+    Args:
+        slot, generation: of a token of the same table.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, slot: int, generation: int) -> None:
+        self.borrow(slot, generation)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was cancelled, or nobody holds it any more."""
+        try:
+            return super().cancelled
+        except StaleWatchError:
+            return True
+
+    @property
+    def reason_code(self) -> int:
+        """See ``Reason.code``; that of OWNER_CLOSED where nobody holds it any more."""
+        try:
+            return super().reason_code
+        except StaleWatchError:
+            return Reason.OWNER_CLOSED.code
+
+    def times(self) -> tuple[int, int]:
+        """See ``Flag.times``; 0 where nobody holds it any more."""
+        try:
+            return super().times()
+        except StaleWatchError:
+            return 0, 0
+
+    def cancel_code(self, reason: int) -> bool:
+        """See ``CancelToken.cancel``; it is cancelled already where nobody holds it any more."""
+        try:
+            return super().cancel_code(reason)
+        except StaleWatchError:
+            return False
+
+    def ack(self, step: int) -> None:
+        """See ``Flag.ack``; nobody is told where nobody holds it any more."""
+        with contextlib.suppress(StaleWatchError):
+            super().ack(step)
 
 
 class FlagSet(_core.FlagSet):

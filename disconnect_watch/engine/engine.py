@@ -18,6 +18,7 @@ from disconnect_watch.engine.kv_cache import KVCache
 from disconnect_watch.engine.model import LlamaModel
 from disconnect_watch.engine.model_config import ModelConfig
 from disconnect_watch.engine.params import SamplingParams
+from disconnect_watch.engine.places import DEFAULT_MODEL
 from disconnect_watch.engine.remote import RemotePrefill
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.rotary import Rotary
@@ -29,9 +30,6 @@ from disconnect_watch.token import CancelToken
 __all__ = ["DEFAULT_MODEL", "SMALL_MODEL", "Engine"]
 
 logger = logging.getLogger(__name__)
-
-#: Directory of the small trained model that ships with the package.
-DEFAULT_MODEL = Path(__file__).parent / "tiny"
 
 #: Parameters below which one thread is the default: a second gains a factor of 1.4 on an idle
 #: machine, but on a busy one each operation waits for the slower of the two, which has been seen

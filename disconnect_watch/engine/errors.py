@@ -6,6 +6,7 @@ __all__ = [
     "CheckpointError",
     "DuplicateRequestError",
     "EngineClosedError",
+    "EngineLostError",
     "PromptTooLongError",
     "QueueFullError",
 ]
@@ -54,3 +55,7 @@ class DuplicateRequestError(DisconnectWatchError, ValueError):
 
 class EngineClosedError(ClosedError):
     """The engine is shutting down, was closed, or its thread has died."""
+
+
+class EngineLostError(EngineClosedError):
+    """The engine's process has ended underneath its requests; another takes its place soon."""

@@ -19,7 +19,6 @@ from disconnect_watch.adapters import WHOLE_KEY
 from disconnect_watch.adapters.uvicorn import HalfClose
 from disconnect_watch.aio import grace
 from disconnect_watch.backends import Backend
-from disconnect_watch.backends.embedder import EmbedderBackend
 from disconnect_watch.backends.engines import EngineTable
 from disconnect_watch.backends.models import Models, RemoteModels
 from disconnect_watch.errors import DisconnectWatchError
@@ -39,6 +38,8 @@ from disconnect_watch.watcher import Watcher, default_watcher
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+
+    from disconnect_watch.backends.embedder import EmbedderBackend
 
 __all__ = [
     "FrontendProtocol",
@@ -340,7 +341,7 @@ def make_server(
 def serve(
     backend: Backend | None,
     *,
-    embedder: EmbedderBackend | None = None,
+    embedder: "EmbedderBackend | None" = None,
     http: socket.socket,
     metrics: socket.socket,
     options: ServeOptions,
@@ -419,7 +420,7 @@ def serve(
 
 async def _serve(
     backend: Backend | None,
-    embedder: EmbedderBackend | None,
+    embedder: "EmbedderBackend | None",
     http: socket.socket,
     metrics_socket: socket.socket,
     options: ServeOptions,

@@ -1,12 +1,11 @@
 """``/v1/embeddings``: vectors of texts, or of tokens."""
 
 import base64
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from disconnect_watch.backends.embedder import EmbedderBackend
 from disconnect_watch.engine import Outcome
 from disconnect_watch.engine.errors import EngineClosedError, QueueFullError
 from disconnect_watch.errors import cut, shown
@@ -17,6 +16,9 @@ from disconnect_watch.server.openai.errors import InvalidFieldError, UnknownMode
 from disconnect_watch.server.openai.sampling import prompts_of
 from disconnect_watch.server.openai.schema import EmbeddingRequest
 from disconnect_watch.server.outcome import raise_unless_finished
+
+if TYPE_CHECKING:
+    from disconnect_watch.backends.embedder import EmbedderBackend
 
 __all__ = ["embeddings"]
 
@@ -69,7 +71,7 @@ async def embeddings(request: Request) -> Response:
     )
 
 
-def _find(frontend: Frontend, asked: EmbeddingRequest) -> EmbedderBackend:
+def _find(frontend: Frontend, asked: EmbeddingRequest) -> "EmbedderBackend":
     backend = frontend.embedder
     if backend is None or backend.name != asked.model:
         raise UnknownModelError(
