@@ -1,11 +1,11 @@
 """The embedded engine as a backend: its thread, and what its requests look like."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
-from urllib.parse import quote
 
-from disconnect_watch.backends.base import Tensor
+from disconnect_watch.backends.engine_tensors import INPUTS, OUTPUTS, model_name
 from disconnect_watch.backends.model_config import ENGINE
 from disconnect_watch.engine import (
     DEFAULT_MODEL,
@@ -22,30 +22,7 @@ from disconnect_watch.engine import (
 )
 from disconnect_watch.token import CancelToken
 
-__all__ = ["INPUTS", "OUTPUTS", "EngineBackend"]
-
-INPUTS = (
-    Tensor("text_input", "BYTES"),
-    Tensor("max_tokens", "INT32", is_optional=True),
-    Tensor("temperature", "FP32", is_optional=True),
-    Tensor("top_p", "FP32", is_optional=True),
-    Tensor("top_k", "INT32", is_optional=True),
-    Tensor("seed", "UINT64", is_optional=True),
-    Tensor("ignore_eos", "BOOL", is_optional=True),
-    Tensor("stop", "BYTES", (-1,), is_optional=True),
-    Tensor("stop_token_ids", "INT32", (-1,), is_optional=True),
-    Tensor("logprobs", "INT32", is_optional=True),
-    Tensor("n", "INT32", is_optional=True),
-    Tensor("best_of", "INT32", is_optional=True),
-    Tensor("priority", "INT32", is_optional=True),
-    Tensor("time_limit", "FP32", is_optional=True),
-)
-#: Of ``n`` answers each output has so many elements; ``index`` tells them apart in a stream.
-OUTPUTS = (
-    Tensor("text_output", "BYTES", (-1,)),
-    Tensor("logprobs", "BYTES", (-1,), is_optional=True),
-    Tensor("index", "INT32", is_optional=True),
-)
+__all__ = ["EngineBackend"]
 
 
 class EngineBackend:
@@ -96,7 +73,7 @@ class EngineBackend:
         engine = Engine.from_pretrained(path, config)
         return cls(
             engine,
-            name=quote(path.resolve().name if name is None else name, safe=""),
+            name=model_name(path, name),
             chat_template=template,
         )
 
@@ -153,6 +130,12 @@ class EngineBackend:
     def stats(self) -> EngineStats:
         """As they were after the engine's last step."""
         return self._thread.stats()
+
+    def enqueue(
+        self, streams: Sequence[RequestStream], *, loop: asyncio.AbstractEventLoop
+    ) -> asyncio.Future[ValueError | None]:
+        """See ``EngineThread.enqueue``."""
+        return self._thread.enqueue(streams, loop=loop)
 
     def listen(self, on_outcome: Callable[[str, Outcome], None]) -> None:
         """Call ``on_outcome`` on the engine's thread for every request that ends."""

@@ -28,7 +28,7 @@ from disconnect_watch.backends.statistics import ModelStatistics
 from disconnect_watch.backends.tally import Tally
 from disconnect_watch.backends.validate import Validator, prefix_of
 from disconnect_watch.engine import Outcome, RequestOutput, SamplingParams
-from disconnect_watch.engine.errors import EngineClosedError, QueueFullError
+from disconnect_watch.engine.errors import EngineClosedError, EngineLostError, QueueFullError
 from disconnect_watch.token import Reason
 
 __all__ = ["EngineModel", "config_of"]
@@ -84,6 +84,8 @@ class EngineModel:
                 self._tally.fail(pending, "REJECTED")
                 message = f"{prefix_of(request)}Exceeds maximum queue size: {error}"
                 raise InferError(Code.UNAVAILABLE, message) from error
+            except EngineLostError as error:
+                raise InferError(Code.UNAVAILABLE, f"{prefix_of(request)}{error}") from error
             except EngineClosedError as error:
                 raise InferError(Code.INTERNAL, f"{prefix_of(request)}{error}") from error
             except ValueError as error:  # the engine's word for a prompt that it can't take

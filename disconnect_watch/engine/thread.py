@@ -211,12 +211,7 @@ class EngineThread:
         is_long = num_characters > MAX_INLINE_PROMPT
         requests = await asyncio.to_thread(make) if is_long else make()
         streams = [RequestStream(request, loop=loop) for request in requests]
-        answer: asyncio.Future[ValueError | None] = loop.create_future()
-        with self._lock:
-            if not self._is_accepting:
-                raise EngineClosedError("the engine takes no requests, it was closed or has failed")
-            self._commands.append((lambda: self._admit(streams, answer), answer))
-        self._wake.set()
+        answer = self.enqueue(streams, loop=loop)
         try:
             refusal = await answer
         except asyncio.CancelledError:
@@ -226,6 +221,28 @@ class EngineThread:
         if refusal is not None:
             raise refusal
         return streams
+
+    def enqueue(
+        self, streams: Sequence[RequestStream], *, loop: asyncio.AbstractEventLoop
+    ) -> asyncio.Future[ValueError | None]:
+        """Hand requests of ``Engine.make_request`` to the engine, and their streams with them.
+
+        Returns:
+            Why they were not admitted, none of them; None where they were. The streams may have
+            outputs before whoever waits for this goes on.
+
+        Raises:
+            EngineClosedError: the engine takes no more requests; the streams hear nothing.
+
+        Threads: that of the loop, which is the streams' too.
+        """
+        answer: asyncio.Future[ValueError | None] = loop.create_future()
+        with self._lock:
+            if not self._is_accepting:
+                raise EngineClosedError("the engine takes no requests, it was closed or has failed")
+            self._commands.append((lambda: self._admit(streams, answer), answer))
+        self._wake.set()
+        return answer
 
     async def generate(
         self,
@@ -380,7 +397,7 @@ class EngineThread:
         self._tell(answer.get_loop(), _set_error, answer, error)
 
     def _admit(
-        self, streams: list[RequestStream], answer: asyncio.Future[ValueError | None]
+        self, streams: Sequence[RequestStream], answer: asyncio.Future[ValueError | None]
     ) -> None:
         refusal = None
         # The outcome of an aborted request goes to its own stream, before its id gets a new one.

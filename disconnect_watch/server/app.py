@@ -176,7 +176,7 @@ def _live_routes(frontend: Frontend) -> list[Route]:
 async def scrape(request: Request) -> Response:
     """All metrics, in Prometheus' text format."""
     metrics: Metrics = request.app.state.metrics
-    return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
+    return Response(await metrics.text(), headers={"content-type": CONTENT_TYPE})
 
 
 async def health(request: Request) -> Response:

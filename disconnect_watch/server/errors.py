@@ -22,6 +22,7 @@ __all__ = [
     "RequestError",
     "ShuttingDownError",
     "UnauthorizedError",
+    "UnavailableError",
     "UnsupportedError",
 ]
 
@@ -77,6 +78,12 @@ class OverloadedError(RequestError):
 
 class ShuttingDownError(OverloadedError):
     """The server ends before the request could."""
+
+
+class UnavailableError(RequestError):
+    """What works on it went away, and comes back."""
+
+    status = 503
 
 
 class UnsupportedError(RequestError):

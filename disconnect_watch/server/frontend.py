@@ -12,7 +12,7 @@ from disconnect_watch.backends.engines import EngineTable
 from disconnect_watch.backends.models import Models, RemoteModels
 from disconnect_watch.backends.statistics import ModelStatistics
 from disconnect_watch.engine import Outcome
-from disconnect_watch.engine.errors import EngineClosedError, QueueFullError
+from disconnect_watch.engine.errors import EngineClosedError, EngineLostError, QueueFullError
 from disconnect_watch.keys import Caller, Role
 from disconnect_watch.server.access import RequestRecord
 from disconnect_watch.server.errors import (
@@ -21,6 +21,7 @@ from disconnect_watch.server.errors import (
     OverloadedError,
     ProtocolError,
     ShuttingDownError,
+    UnavailableError,
 )
 from disconnect_watch.server.generation import Generation
 from disconnect_watch.server.ledger import RequestLedger
@@ -197,6 +198,8 @@ class Frontend:
             raise OverloadedError(
                 f"{generation.prefix}Exceeds maximum queue size: {error}"
             ) from error
+        except EngineLostError as error:
+            raise UnavailableError(f"{generation.prefix}{error}") from error
         except EngineClosedError as error:
             raise FailedError(f"{generation.prefix}{error}") from error
         except ValueError as error:
@@ -215,6 +218,10 @@ class Frontend:
                     # An engine looks at the time itself.
                     self.ledger.signal(record, Reason.DEADLINE)
 
+        def lose(outcome: Outcome) -> None:
+            # The engine's own count has it not, and begins again.
+            self.outcomes.update([(outcome.kind, outcome.phase)])
+
         record.admitted_ns = time.monotonic_ns()
         runnings = [
             Running(
@@ -224,6 +231,7 @@ class Frontend:
                 prefix=generation.prefix,
                 on_first=record.first_output,
                 on_end=end,
+                on_lost=lose,
                 deadline_ns=0 if time_left is None else record.admitted_ns + int(time_left * 1e9),
             )
             for work_id, outputs in zip(prompts, streams, strict=True)

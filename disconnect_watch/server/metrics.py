@@ -5,7 +5,7 @@ own, copied at the scrape; only the three histograms are fed as it goes, once pe
 cancelled request, on the engine's thread.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
@@ -49,13 +49,14 @@ class Metrics:
 
     Args:
         engine: reads the engine's counters; None where there is no engine.
-        watcher: reads the watcher's.
+        watcher: reads the watcher's; None in the process of an engine alone, as of ``frontend``.
         frontend: counts the requests that are cancelled and not ended.
         models: reads what models that take tensors have done.
         upstreams: reads how the servers behind this one are; None where there are none.
         outcomes: reads how requests ended that no engine worked on, by kind and phase.
         signals: reads how often requests were asked to end by other means than their
             connections.
+        gather: renders those of several processes; None where this is the only one.
 
     Threads: ``observe`` from any, ``render`` from those that the three readers allow.
     """
@@ -64,14 +65,16 @@ class Metrics:
         self,
         *,
         engine: Callable[[], EngineStats | None] | None,
-        watcher: Callable[[], WatcherStats],
-        frontend: Callable[[], FrontendStats],
+        watcher: Callable[[], WatcherStats] | None,
+        frontend: Callable[[], FrontendStats] | None,
         models: Callable[[], Sequence[ModelStatistics]] = tuple,
         upstreams: Callable[[], Sequence[UpstreamStats]] | None = None,
         outcomes: Callable[[], Outcomes] = dict,
         signals: Callable[[], Mapping[Reason, int]] = dict,
+        gather: Callable[[], Awaitable[bytes]] | None = None,
     ) -> None:
         self._models = models
+        self._gather = gather
         self.registry = CollectorRegistry()
         self._detect = self._histogram(
             "dw_detect_seconds",
@@ -103,6 +106,10 @@ class Metrics:
         ):
             histogram.observe(max(0, at_ns - outcome.flag_at_ns) / 1e9)
 
+    async def text(self) -> bytes:
+        """What a scrape is answered: ``render``, of all processes together if there are several."""
+        return self.render() if self._gather is None else await self._gather()
+
     def render(self) -> bytes:
         """Everything in Prometheus' text format, of type ``CONTENT_TYPE``."""
         return generate_latest(self.registry) + render_models(self._models())
@@ -118,8 +125,8 @@ class Snapshot(Collector):
     def __init__(
         self,
         engine: Callable[[], EngineStats | None] | None,
-        watcher: Callable[[], WatcherStats],
-        frontend: Callable[[], FrontendStats],
+        watcher: Callable[[], WatcherStats] | None,
+        frontend: Callable[[], FrontendStats] | None,
         outcomes: Callable[[], Outcomes],
         signals: Callable[[], Mapping[Reason, int]],
     ) -> None:
@@ -132,11 +139,17 @@ class Snapshot(Collector):
     def collect(self) -> Iterator[Metric]:
         stats = self._engine() if self._engine is not None else None
         num_stale = 0 if stats is None else stats.num_stale_events
-        yield from self._watcher_metrics(self._watcher(), num_stale_of_engine=num_stale)
+        if self._watcher is None:
+            yield _stale_metric(num_stale)
+        else:
+            yield from self._watcher_metrics(self._watcher(), num_stale_of_engine=num_stale)
         yield self._request_metric({} if stats is None else stats.outcomes)
         if stats is not None:
             yield from self._engine_metrics(stats)
-        frontend = self._frontend()
+        if self._frontend is not None:
+            yield from self._frontend_metrics(self._frontend())
+
+    def _frontend_metrics(self, frontend: FrontendStats) -> Iterator[Metric]:
         yield GaugeMetricFamily(
             "dw_unacked_cancels",
             "Requests whose cancel flag is set and whose outcome is not known yet",
@@ -172,12 +185,7 @@ class Snapshot(Collector):
         for reason, count in stats.num_signals.items():
             signals.add_metric([reason.value], count + asked.get(reason, 0))
         yield signals
-        yield CounterMetricFamily(
-            "dw_stale_events_total",
-            "What came too late and was dropped: kernel events of connections that were detached "
-            "before; aborts, tokens, errors and acks of requests that had ended",
-            stats.num_stale_events + num_stale_of_engine,
-        )
+        yield _stale_metric(stats.num_stale_events + num_stale_of_engine)
         yield GaugeMetricFamily(
             "dw_blind_connections",
             "Connections whose unread bytes hide a disconnect from the poller",
@@ -225,6 +233,15 @@ class Snapshot(Collector):
         tokens.add_metric(["generated"], stats.num_generated_tokens)
         tokens.add_metric(["wasted"], stats.num_wasted_tokens)
         yield tokens
+
+
+def _stale_metric(count: int) -> Metric:
+    return CounterMetricFamily(
+        "dw_stale_events_total",
+        "What came too late and was dropped: kernel events of connections that were detached "
+        "before; aborts, tokens, errors and acks of requests that had ended",
+        count,
+    )
 
 
 def _gauges(name: str, documentation: str, label: str, values: dict[str, int]) -> Metric:

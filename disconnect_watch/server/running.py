@@ -2,13 +2,16 @@
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from disconnect_watch.backends import OutputStream
 from disconnect_watch.engine import AbortResult, Outcome, RequestOutput
-from disconnect_watch.engine.errors import EngineClosedError
-from disconnect_watch.server.errors import FailedError
+from disconnect_watch.engine.errors import EngineClosedError, EngineLostError
+from disconnect_watch.server.errors import FailedError, UnavailableError
 from disconnect_watch.token import CancelToken
+
+if TYPE_CHECKING:
+    from disconnect_watch.engine.outcome import Phase
 
 __all__ = ["Running"]
 
@@ -32,6 +35,7 @@ class Running(AsyncIterator[RequestOutput]):
         prefix: str,
         on_first: Callable[[], None],
         on_end: Callable[["Running", Outcome | None], None],
+        on_lost: Callable[[Outcome], None] = lambda _: None,
         deadline_ns: int = 0,
     ) -> None:
         self.token = token
@@ -40,6 +44,7 @@ class Running(AsyncIterator[RequestOutput]):
         self._prefix = prefix
         self._on_first = on_first
         self._on_end = on_end
+        self._on_lost = on_lost
         self._deadline_ns = deadline_ns
         self._asked_at_ns = 0
         self._has_begun = False
@@ -50,9 +55,16 @@ class Running(AsyncIterator[RequestOutput]):
 
         Raises:
             FailedError: the engine died underneath it.
+            UnavailableError: so did the engine's process.
         """
         try:
             output = await anext(self._outputs)
+        except EngineLostError as error:
+            phase: Phase = "decode" if self._has_begun else "waiting"
+            outcome = Outcome("failed", phase=phase, error=str(error))
+            self._end(outcome)
+            self._on_lost(outcome)
+            raise UnavailableError(f"{self._prefix}{error}") from error
         except EngineClosedError as error:
             raise FailedError(f"{self._prefix}{error}") from error
         if not self._has_begun and output.token_ids:

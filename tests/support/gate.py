@@ -78,6 +78,11 @@ class Gate:
     def open(self) -> None:
         self._go_on(math.inf)
 
+    def hold(self) -> None:
+        """Hold the engine in the next step that comes there."""
+        with self._changed:
+            self._last = 0
+
     def _go_on(self, last: float) -> None:
         with self._changed:
             self._last = last
