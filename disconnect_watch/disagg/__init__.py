@@ -3,7 +3,7 @@
 Needs numpy (the ``engine`` extra).
 """
 
-from disconnect_watch.disagg.connector import Connector, LocalPeer, Peer, Ticket
+from disconnect_watch.disagg.connector import Connector, LocalPeer, Peer
 from disconnect_watch.disagg.errors import (
     LayoutError,
     PeerLostError,
@@ -22,6 +22,7 @@ from disconnect_watch.disagg.records import (
     ReleaseKind,
     ReleaseOutcome,
     RetainedStats,
+    Ticket,
     Transfer,
     TransferMeta,
     TransferView,

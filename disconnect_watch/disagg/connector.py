@@ -10,32 +10,18 @@ here is for a node that pulls from itself.
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
 from disconnect_watch.disagg.errors import LayoutError, TransferCancelledError
+from disconnect_watch.disagg.heartbeat import Heartbeat
 from disconnect_watch.disagg.kv import KVBlocks, KVMemory
-from disconnect_watch.disagg.records import Released, ReleaseKind, Transfer, TransferMeta
+from disconnect_watch.disagg.records import Released, ReleaseKind, Ticket, Transfer, TransferMeta
 from disconnect_watch.disagg.retained import RetainedStore
+from disconnect_watch.errors import ClosedError
 from disconnect_watch.token import CancelToken
 
-__all__ = ["Connector", "LocalPeer", "Peer", "Ticket", "require_fit"]
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """What a decode node is given of a transfer; a secret, like a key.
-
-    Attributes:
-        address: of the node that retains it, as a URL whose scheme names the transport.
-        lease_ns: as in ``Transfer``.
-    """
-
-    address: str
-    transfer_id: str
-    owner: str
-    lease_ns: int
+__all__ = ["Connector", "LocalPeer", "Peer", "require_fit"]
 
 
 class Peer(Protocol):
@@ -134,7 +120,10 @@ class Connector:
         self.address = address
         self._dial = dial
         self._lock = threading.Lock()
+        self._is_closed = False
         self._peers: dict[str, Peer] = {address: LocalPeer(store, memory)}
+        # One for each other node: one that does not answer holds up the leases of no other.
+        self._heartbeats: dict[str, Heartbeat] = {}
 
     def retain(self, owner: str, blocks: Sequence[int], meta: TransferMeta) -> Transfer:
         """Take blocks of this node over; see ``RetainedStore.retain``."""
@@ -162,7 +151,10 @@ class Connector:
             LayoutError: the blocks of both nodes do not fit.
             PeerLostError: the node can't be reached, or left midway.
         """
-        self._peer(ticket.address).pull(ticket.transfer_id, ticket.owner, into, cancel)
+        try:
+            self._peer(ticket.address).pull(ticket.transfer_id, ticket.owner, into, cancel)
+        finally:
+            self._let_go(ticket)
 
     def release(self, ticket: Ticket, kind: ReleaseKind = ReleaseKind.IN_BAND) -> Released:
         """Let a ticket's blocks go unpulled. Idempotent.
@@ -170,7 +162,23 @@ class Connector:
         Raises:
             PeerLostError: its node can't be reached; the lease does it.
         """
+        self._let_go(ticket)
         return self._peer(ticket.address).release(ticket.transfer_id, ticket.owner, kind)
+
+    def hold(self, ticket: Ticket, on_gone: Callable[[Ticket], object] = lambda _: None) -> None:
+        """Renew a ticket's lease by itself, at once and until ``pull`` ends or ``release``.
+
+        Args:
+            on_gone: called once, on a thread of the connector's, if there is nothing left to pull:
+                it was released there, or its node is not heard of for as long as its lease.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError("hold a ticket: the connector is closed, release it")
+            heartbeat = self._heartbeats.get(ticket.address)
+            if heartbeat is None:
+                heartbeat = self._heartbeats[ticket.address] = Heartbeat(self.extend_lease)
+        heartbeat.hold(ticket, on_gone)
 
     def extend_lease(self, ticket: Ticket) -> bool:
         """Renew a ticket's lease; see ``RetainedStore.extend_lease``.
@@ -189,11 +197,21 @@ class Connector:
         return self._peer(address).release(request_id, owner, ReleaseKind.ABORT)
 
     def close(self) -> None:
-        """Let go of all peers; pulls under way end. Idempotent."""
+        """Let go of all peers; pulls under way end, and no lease is renewed. Idempotent."""
         with self._lock:
+            self._is_closed = True
             peers = list(self._peers.values())
+            heartbeats = list(self._heartbeats.values())
         for peer in peers:
             peer.close()
+        for heartbeat in heartbeats:
+            heartbeat.close()
+
+    def _let_go(self, ticket: Ticket) -> None:
+        with self._lock:
+            heartbeat = self._heartbeats.get(ticket.address)
+        if heartbeat is not None:
+            heartbeat.let_go(ticket)
 
     def _peer(self, address: str) -> Peer:
         with self._lock:
@@ -203,7 +221,8 @@ class Connector:
             made = self._dial(address)
             with self._lock:
                 peer = self._peers.setdefault(address, made)
-            if peer is not made:
+                is_closed = self._is_closed
+            if is_closed or peer is not made:
                 made.close()
         return peer
 

@@ -10,6 +10,7 @@ __all__ = [
     "ReleaseOutcome",
     "Released",
     "RetainedStats",
+    "Ticket",
     "Transfer",
     "TransferMeta",
     "TransferView",
@@ -74,6 +75,21 @@ class Transfer:
     num_blocks: int
     lease_ns: int
     is_tombstoned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a decode node is given of a transfer; a secret, like a key.
+
+    Attributes:
+        address: of the node that retains it, as a URL whose scheme names the transport.
+        lease_ns: as in ``Transfer``.
+    """
+
+    address: str
+    transfer_id: str
+    owner: str
+    lease_ns: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "adapters": {"errors", "remote", "token", "watcher", "aio"},
     "kernels": {"errors", "token"},
     "engine": {"errors", "token", "kernels"},
-    "disagg": {"errors", "token"},
+    "disagg": {"errors", "ports", "token"},
     "backends": {"_core", "disagg", "errors", "remote", "token", "engine", "kernels"},
     "server": {
         "errors",
