@@ -19,7 +19,7 @@ FORMATTED := $(wildcard tests/native/*.cpp \
 STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
 	-Wstrict-prototypes -Wmissing-prototypes -Werror -Idisconnect_watch/include
 
-.PHONY: serve test screenshots test-py test-all test-c test-programs matrix matrix-proxies matrix-clients matrix-servers abort-matrix stress-core stress-engine sanitize tsan valgrind fuzz mutants conformance test-gateways reference \
+.PHONY: serve test screenshots test-py test-all test-c test-programs matrix matrix-proxies matrix-clients matrix-servers abort-matrix stress-core stress-engine stress-demo soak sanitize tsan valgrind fuzz mutants conformance test-gateways reference \
 	lint types fmt build dev bench bench-quick bench-engine bench-frontend bench-gateways gpu test-core test-pythons wheel ci clean
 
 serve: $(VENV)/.serve
@@ -80,6 +80,14 @@ REFERENCE := disconnect_watch $(addprefix disconnect_watch.,testing native keys 
 	$(addprefix backends.hooks.,continuous_batching diffusers onnxruntime torch transformers))
 reference: $(VENV)/.dev
 	$(BIN)/python -m pdoc --docformat google --output-directory build/reference $(REFERENCE)
+
+# Clients stay at our server and leave it for two minutes; stress.html tells of them.
+stress-demo: $(VENV)/.dev
+	$(BIN)/python -m tests.stress.demo
+
+# A million leaves; what the server holds must be as at the start. Half an hour on two cores.
+soak: $(VENV)/.dev
+	$(BIN)/python -m tests.stress.soak --json bench/results/soak.json
 
 test-c:
 	$(MAKE) -C tests/c run SAN=none

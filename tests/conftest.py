@@ -63,6 +63,7 @@ BEYOND_THE_CORE = [
     "monitoring",
     "proxies",
     "servers",
+    "stress/test_soak.py",
     "stress/test_stress_engine.py",
     "triton",
     "unit/test_asgi_route.py",

@@ -415,8 +415,9 @@ def test_command_finds_nothing_wrong_with_our_openai_endpoints(
 ) -> None:
     done = command(
         f"http://127.0.0.1:{serve.port}/v1/{page}", "--model", "tiny", "--stay", "8", "--leave",
-        "24", "--seed", "3", "--keep-alive", "0.5", "--same", "--json-file",
-        str(tmp_path / "report.json"), "--html", str(tmp_path / "report.html"), "--junit",
+        "24", "--seed", "3", "--timeout", "60", "--settle", "60", "--keep-alive", "0.5", "--same",
+        "--json-file", str(tmp_path / "report.json"), "--html", str(tmp_path / "report.html"),
+        "--junit",
         str(tmp_path / "report.xml"),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -438,6 +439,7 @@ def test_server_that_finishes_for_who_left_around_the_end_does_no_wrong(serve: P
     done = command(
         f"http://127.0.0.1:{serve.port}/v2/models/tiny/generate_stream", "--point", "around",
         "--stay", "10", "--leave", "30", "--seed", "5", "--json",
+        "--timeout", "60", "--settle", "60",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
