@@ -155,7 +155,8 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy disconnect_watch pytest_disconnect_watch.py tests bench
 	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml disconnect_watch._core disconnect_watch.aio._fast \
-		disconnect_watch.adapters._fast disconnect_watch.engine._math
+		disconnect_watch.adapters._fast disconnect_watch.backends._fast disconnect_watch.server.v2._fast \
+		disconnect_watch.engine._math
 
 fmt: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
@@ -222,7 +223,8 @@ ci: lint types test sanitize tsan
 
 clean:
 	rm -rf $(VENV) .venv-3.* build dist *.egg-info tests/c/build disconnect_watch/_core.c \
-		disconnect_watch/*/_fast.c disconnect_watch/engine/_math.c disconnect_watch/*.so disconnect_watch/*/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
+		disconnect_watch/*/_fast.c disconnect_watch/*/*/_fast.c disconnect_watch/engine/_math.c disconnect_watch/*.so \
+		disconnect_watch/*/*.so disconnect_watch/*/*/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # The venv, with a word on what a bare system lacks.
 $(BIN)/python:

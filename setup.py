@@ -113,6 +113,8 @@ setup(
             # No C of ours but the declarations: they call through _core.
             extension("aio._fast", "disconnect_watch/aio/_fast.pyx"),
             extension("adapters._fast", "disconnect_watch/adapters/_fast.pyx"),
+            extension("backends._fast", "disconnect_watch/backends/_fast.pyx"),
+            extension("server.v2._fast", "disconnect_watch/server/v2/_fast.pyx"),
             # Loops over numbers and nothing else, by themselves for the sake of the flags.
             extension(
                 "engine._math",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from disconnect_watch.backends._fast import PlainCheck
 from disconnect_watch.backends.base import Tensor
 from disconnect_watch.backends.datatypes import BY_NAME
 from disconnect_watch.backends.infer import Code, InferError, InferRequest, InferTensor
@@ -58,6 +59,14 @@ class Validator:
         self._outputs = {tensor.name for tensor in outputs_of(config)}
         self._ragged = {tensor.name for tensor in config.input if tensor.allow_ragged_batch}
         self._required = [t.tensor.name for t in self._inputs.values() if not t.tensor.is_optional]
+        self._plain = PlainCheck(
+            (
+                (name, one.tensor.datatype, one.dims, one.size_bytes)
+                for name, one in self._inputs.items()
+            ),
+            self._outputs,
+            config.max_batch_size,
+        )
 
     def check(self, request: InferRequest) -> int:
         """See that the model can take a request; returns its batch size, 1 without batches.
@@ -65,6 +74,8 @@ class Validator:
         Raises:
             InferError: INVALID_ARG; it can't.
         """
+        if batch_size := self._plain.batch_size(request):
+            return batch_size
         try:
             return self._check(request)
         except InferError as error:

@@ -35,7 +35,7 @@ _MESSAGES = (
 _STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*')
 
 
-def decode_object(body: bytes | memoryview) -> dict[str, Any]:
+def decode_object(body: bytes | bytearray | memoryview) -> dict[str, Any]:
     """Parse a request body that must be a JSON object.
 
     Raises:

@@ -12,6 +12,8 @@ import disconnect_watch as dw
 from disconnect_watch import _core
 from disconnect_watch.adapters import _fast as adapters_fast
 from disconnect_watch.aio import _fast
+from disconnect_watch.backends import _fast as backends_fast
+from disconnect_watch.server.v2 import _fast as v2_fast
 
 PACKAGE = Path(dw.__file__).parent
 
@@ -83,7 +85,9 @@ def test_public_module_has_a_docstring_and_says_what_it_exports(path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "compiled", [_core, _fast, adapters_fast], ids=lambda module: str(module.__name__)
+    "compiled",
+    [_core, _fast, adapters_fast, backends_fast, v2_fast],
+    ids=lambda module: str(module.__name__),
 )
 def test_stub_names_what_the_compiled_module_has(compiled: ModuleType) -> None:
     name = compiled.__name__.removeprefix("disconnect_watch.")

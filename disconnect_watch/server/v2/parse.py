@@ -26,6 +26,7 @@ from disconnect_watch.backends.model_config import datatype_of
 from disconnect_watch.errors import cut
 from disconnect_watch.server.documents import decode_object
 from disconnect_watch.server.errors import ProtocolError
+from disconnect_watch.server.v2._fast import plain_inputs
 from disconnect_watch.server.v2.elements import from_json
 from disconnect_watch.server.v2.fields import (
     as_array,
@@ -127,11 +128,15 @@ def parse_infer(
         request = InferRequest(inputs=[tensor], parameters=parameters, cancel=cancel)
         return ParsedInfer(request, is_binary=True)
 
-    document = decode_object(view[:header_length])
+    document = decode_object(body if header_length == len(view) else view[:header_length])
     request = InferRequest(parameters=parameters, cancel=cancel)
     parsed = ParsedInfer(request)
     if "id" in document:
         request.id = as_string("id", document["id"])
+    if header_length == len(view) and (tensors := plain_inputs(document)) is not None:
+        # What it has not understood it has left to what follows.
+        request.inputs = tensors
+        return parsed
     if "parameters" in document:
         _take_parameters(parsed, as_object("parameters", document["parameters"]))
     reader = _Binary(view[header_length:], model.name)

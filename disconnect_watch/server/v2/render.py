@@ -12,6 +12,7 @@ import msgspec
 
 from disconnect_watch.backends.infer import Buffer, InferResponse, InferTensor, ServedModel
 from disconnect_watch.server.errors import FailedError
+from disconnect_watch.server.v2._fast import plain_document
 from disconnect_watch.server.v2.classify import classify
 from disconnect_watch.server.v2.elements import to_json
 from disconnect_watch.server.v2.parse import ParsedInfer, Wanted
@@ -48,6 +49,10 @@ def render_infer(
         ProtocolError: an output can't be had in the way it was wanted.
         FailedError: an output is larger than its place in shared memory.
     """
+    if not parsed.is_binary and not parsed.wanted:
+        plain = plain_document(response)
+        if plain is not None:
+            return Rendered([_encode(plain)], None)
     document: dict[str, Any] = {}
     if response.id:
         document["id"] = response.id
