@@ -23,6 +23,7 @@ class RequestQueue:
 
     Attributes:
         is_batching: whether requests may share a batch.
+        is_plain: whether they are only served in their order, with no say in when.
 
     Threads: the loop's only.
     """
@@ -30,6 +31,7 @@ class RequestQueue:
     def __init__(self, config: Any) -> None:
         batching = config.dynamic_batching
         self.is_batching = config.HasField("dynamic_batching") and config.max_batch_size > 1
+        self.is_plain = not config.HasField("dynamic_batching")
         self._max_batch_size = config.max_batch_size
         self._preferred = set(batching.preferred_batch_size)
         self._delay_ns = batching.max_queue_delay_microseconds * 1000
@@ -86,6 +88,14 @@ class RequestQueue:
             self._num_with_deadline += 1
         queue[pending] = None
         self._num += 1
+
+    def put_back(self, batch: list[Pending]) -> None:
+        """Let requests wait again that were taken and have not begun, before all others.
+
+        Only of a queue that is plain.
+        """
+        self._waiting[0] = {**dict.fromkeys(batch), **self._waiting[0]}
+        self._num += len(batch)
 
     def remove(self, pending: Pending) -> bool:
         """Take out a request that is not to run; returns whether it waited here."""

@@ -61,6 +61,7 @@ class SequenceQueue:
         ]
         self._sequences: dict[int | str, _Sequence] = {}
         self.is_batching = self._max_batch_size > 1
+        self.is_plain = False
 
     def __len__(self) -> int:
         return sum(len(sequence.waiting) for sequence in self._sequences.values())

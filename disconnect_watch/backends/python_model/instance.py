@@ -1,10 +1,17 @@
-"""One instance of a model: its worker process, and the requests that it has."""
+"""One instance of a model: its worker process, and the requests that it has.
+
+While it works on one batch, some more may be sent ahead, so that neither process sleeps for
+the other between two short ones. Those have not begun: what becomes of the process does not
+concern them.
+"""
 
 import asyncio
 import itertools
 import logging
 import signal
 import time
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +21,7 @@ from disconnect_watch.backends.python_model.calls import CallServer
 from disconnect_watch.backends.python_model.messages import (
     Kind,
     pack_tensor,
+    packed_alone,
     unpack_error,
     unpack_tensor,
 )
@@ -28,6 +36,11 @@ _LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
 
 #: Bytes; of the first tensor in a body, as numpy and torch have it of those that they make.
 ALIGNMENT = 64
+
+#: Batches that are sent ahead at most, and nanoseconds that all of them may take: a client that
+#: comes next waits for them.
+MAX_AHEAD = 7
+MAX_AHEAD_NS = 1_000_000
 
 #: Sequence flags of a request, as models see them.
 _START, _END = 1, 2
@@ -86,6 +99,9 @@ class Owner(Protocol):
     def request_died(self, pending: Pending, error: InferError) -> None:
         """A request was in the process when it ended."""
 
+    def not_begun(self, batches: list[list[Pending]]) -> None:
+        """What was sent ahead to the process that has ended, in its order."""
+
 
 class Instance:
     """One instance.
@@ -112,7 +128,10 @@ class Instance:
         self._kill_after = kill_after
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
-        self._batch: list[Pending] = []
+        #: The first is what it works on.
+        self._batches: deque[list[Pending]] = deque()
+        self._unsent: list[Any] = []
+        self._last_ns = 0
         self._in_flight: dict[int, Pending] = {}
         self._kill_timer: asyncio.TimerHandle | None = None
         self._ready: asyncio.Future[str | None] | None = None
@@ -134,11 +153,38 @@ class Instance:
     @property
     def is_idle(self) -> bool:
         """Whether a batch given now would be begun now."""
-        return self._is_ready and not self._batch and not self._is_closing
+        return self._is_ready and not self._batches and not self._is_closing
+
+    @property
+    def takes_ahead(self) -> bool:
+        """Whether it may be given another batch while it works, as what it does is short."""
+        num = len(self._batches)
+        return (
+            0 < num <= MAX_AHEAD
+            and 0 < self._last_ns < MAX_AHEAD_NS // num
+            and self._is_ready
+            and not self._is_closing
+        )
+
+    @property
+    def num_ahead(self) -> int:
+        """Requests that were sent ahead and have not begun."""
+        return sum(map(len, self._ahead()))
+
+    def _ahead(self) -> list[list[Pending]]:
+        return list(self._batches)[1:]
+
+    def _begun(self) -> Iterator[Pending]:
+        """Those that the process has, but for what was sent ahead."""
+        if len(self._batches) < 2:
+            yield from self._in_flight.values()
+            return
+        ahead = {pending.number for batch in self._ahead() for pending in batch}
+        yield from (one for number, one in self._in_flight.items() if number not in ahead)
 
     def unheeded(self) -> list[int]:
         """When requests were cancelled that the process still works on."""
-        tokens = (pending.request.cancel for pending in tuple(self._in_flight.values()))
+        tokens = [pending.request.cancel for pending in self._begun()]
         return [token.cancelled_at_ns for token in tokens if token.cancelled]
 
     @property
@@ -216,7 +262,7 @@ class Instance:
             return None
 
     def execute(self, batch: list[Pending]) -> None:
-        """Give it a batch; it must be idle.
+        """Give it a batch; it must be idle, or take it ahead.
 
         Raises:
             OverflowError, ValueError: a parameter or name can't be told to another process;
@@ -228,10 +274,12 @@ class Instance:
         arena = process.arena
         now_ns = time.monotonic_ns()
         packed = []
+        is_begun = not self._batches
         for pending in batch:
             request = pending.request
             pending.dispatched_ns = now_ns
-            request.phase = "decode"
+            if is_begun:
+                request.phase = "decode"
             pending.number = next(self._numbers)
             token = request.cancel
             packed.append(
@@ -248,9 +296,20 @@ class Instance:
                     [pack_tensor(tensor, arena) for tensor in (*request.inputs, *pending.controls)],
                 )
             )
-        process.send(Kind.EXECUTE, packed)
-        self._batch = batch
+        self._unsent.append(packed_alone(packed))
         self._in_flight.update((pending.number, pending) for pending in batch)
+        self._batches.append(batch)
+        if len(self._batches) == 1:
+            self._send()
+        elif len(self._unsent) == 1:
+            # With what else comes in this turn of the loop: it is one message, and the process
+            # has something to do until then.
+            self._loop.call_soon(self._send)
+
+    def _send(self) -> None:
+        if self._unsent and self._process is not None:
+            unsent, self._unsent = self._unsent, []
+            self._process.send(Kind.EXECUTE, unsent)
 
     def sweep(self) -> None:
         """Look whether all that it has was cancelled."""
@@ -265,7 +324,7 @@ class Instance:
     def _kill_due(self) -> float | None:
         """When the process is to be ended; None while somebody waits for it."""
         assert self._kill_after is not None
-        tokens = [pending.request.cancel for pending in self._in_flight.values()]
+        tokens = [pending.request.cancel for pending in self._begun()]
         if not tokens or not all(token.cancelled for token in tokens):
             return None
         now = time.monotonic()
@@ -295,7 +354,8 @@ class Instance:
         if self._process is not None:
             await self._process.close(grace)
 
-    def _message(self, message: list[Any]) -> None:
+    def _message(self, message: list[Any]) -> bool:
+        """Take a message; returns whether another is to be expected soon."""
         kind = message[0]
         if kind == Kind.DONE:
             self._done(*message[1:])
@@ -314,6 +374,7 @@ class Instance:
         else:
             assert kind == Kind.READY, kind
             self._told_ready(*message[1:])
+        return bool(self._batches)
 
     def _told_ready(self, config: str | None, error: str | None) -> None:
         assert self._ready is not None
@@ -326,7 +387,14 @@ class Instance:
             self._ready.set_result(config)
 
     def _done(self, started_ns: int, ended_ns: int, answers: list[Any]) -> None:
-        batch, self._batch = self._batch, []
+        batch = self._batches.popleft()
+        self._last_ns = ended_ns - started_ns
+        self._send()
+        if self._batches:
+            # They have waited until now.
+            for pending in self._batches[0]:
+                pending.dispatched_ns = ended_ns
+                pending.request.phase = "decode"
         run = [
             pending for pending, packed in zip(batch, answers, strict=True) if packed is not False
         ]
@@ -351,9 +419,10 @@ class Instance:
             parameters,
         )
 
-    def _call(self, message: list[Any]) -> None:
+    def _call(self, message: list[Any]) -> bool:
         assert self._process is not None
         self._calls.begin(self._process, message, self._in_flight.values())
+        return False
 
     def _exited(self, status: int) -> None:
         was_ready, self._is_ready = self._is_ready, False
@@ -368,11 +437,14 @@ class Instance:
             "while it worked on the request"
         )
         self._why_killed = ""
-        lost = list(self._in_flight.values())
+        lost, ahead = list(self._begun()), self._ahead()
         self._in_flight.clear()
-        self._batch = []
+        self._batches.clear()
+        self._unsent.clear()
+        self._last_ns = 0
         for pending in lost:
             self._owner.request_died(pending, InferError(Code.INTERNAL, message))
+        self._owner.not_begun(ahead)
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(
                 LoadError(f"the process of '{self.setup.name}' ended ({how}) while it was loaded")

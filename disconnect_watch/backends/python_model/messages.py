@@ -6,7 +6,7 @@ the other's blocks that they are done with, in the last element of every message
 
     server → worker                      worker → server
     INIT      what to run                READY     the configuration, or an error
-    EXECUTE   requests                   DONE      an answer a request, and times
+    EXECUTE   batches of requests        DONE      an answer a request, and times
     END       finalize and exit          RESPONSE  one answer of a sender
                                          LOG       level, text
 
@@ -29,6 +29,7 @@ __all__ = [
     "encode",
     "pack_error",
     "pack_tensor",
+    "packed_alone",
     "unpack_error",
     "unpack_tensor",
 ]
@@ -86,6 +87,15 @@ def decode(arena: Arena, packet: Any) -> list[Any]:
     if returned:
         arena.take_back(returned)
     return message
+
+
+def packed_alone(part: Any) -> Any:
+    """A part of a message that is packed now, so that what is wrong with it is known now.
+
+    Raises:
+        OverflowError: see ``encode``.
+    """
+    return msgspec.Raw(_encoder.encode(part))
 
 
 def pack_tensor(tensor: InferTensor, arena: Arena) -> tuple[Any, ...]:

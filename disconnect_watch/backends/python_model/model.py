@@ -286,11 +286,24 @@ class PythonModel:
                     batch, due_ns = self._take(now_ns, index)
                     if batch:
                         self._execute(instance, batch)
-        self.statistics.num_pending = len(queue)
+            if queue.is_plain and len(self._instances) == 1:
+                self._send_ahead(self._instances[0], now_ns)
+        self._count_pending()
         deadline_ns = queue.next_deadline_ns()
         if deadline_ns and (not due_ns or deadline_ns < due_ns):
             due_ns = deadline_ns
         self._arm(due_ns, now_ns)
+
+    def _send_ahead(self, instance: Instance, now_ns: int) -> None:
+        """What waits for the only instance anyway waits in its process, if not for long."""
+        while len(self._queue) and instance.takes_ahead:
+            batch, _ = self._take(now_ns, 0)
+            if batch:
+                self._execute(instance, batch)
+
+    def _count_pending(self) -> None:
+        ahead = sum(instance.num_ahead for instance in self._instances)
+        self.statistics.num_pending = len(self._queue) + ahead
 
     def _execute(self, instance: Instance, batch: list[Pending]) -> None:
         try:
@@ -342,7 +355,7 @@ class PythonModel:
         self._live.discard(pending)
         self._tally.cancel(pending)
         pending.fail(cancelled_error(pending.request))
-        self.statistics.num_pending = len(self._queue)
+        self._count_pending()
 
     def _end(self, pending: Pending, error: InferError, why: str) -> None:
         if pending.outcome is not None:
@@ -397,6 +410,14 @@ class PythonModel:
             self._cancel(pending)
         else:
             self._end(pending, error, "BACKEND")
+
+    def not_begun(self, batches: list[list[Pending]]) -> None:
+        """See ``Owner``."""
+        live = [pending for batch in batches for pending in batch if pending.outcome is None]
+        if live:
+            assert isinstance(self._queue, RequestQueue)  # nothing else is sent ahead
+            self._queue.put_back(live)
+            self._count_pending()
 
     def instance_died(self, instance: Instance, how: str) -> None:
         """See ``Owner``."""

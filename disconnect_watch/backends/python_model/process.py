@@ -22,6 +22,9 @@ from disconnect_watch.token import flag_table
 
 __all__ = ["WorkerProcess"]
 
+#: Messages of one worker that are read before others have their turn.
+MAX_READS = 16
+
 _WORKER = "disconnect_watch.backends.python_model.worker"
 
 
@@ -32,7 +35,8 @@ class WorkerProcess:
     it ends with this process: its socket then hangs up.
 
     Args:
-        on_message: called with kind and body of each message.
+        on_message: called with kind and body of each message; returns whether another is to be
+            expected soon, which is then looked for.
         on_call: the same, for messages on the socket for calls of other models.
         on_exit: called once, with the exit status as ``Popen.returncode`` has it, behind
             the last message.
@@ -44,8 +48,8 @@ class WorkerProcess:
         self,
         loop: asyncio.AbstractEventLoop,
         *,
-        on_message: Callable[[list[Any]], None],
-        on_call: Callable[[list[Any]], None],
+        on_message: Callable[[list[Any]], bool],
+        on_call: Callable[[list[Any]], bool],
         on_exit: Callable[[int], None],
     ) -> None:
         self._loop = loop
@@ -113,7 +117,7 @@ class _Channel:
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket,
         arena: Arena,
-        on_message: Callable[[list[Any]], None],
+        on_message: Callable[[list[Any]], bool],
     ) -> None:
         self._loop = loop
         self._sock = sock
@@ -123,7 +127,7 @@ class _Channel:
         self._view = memoryview(self._buffer)
         self._outbox: deque[bytes] = deque()
         sock.setblocking(False)
-        loop.add_reader(sock, self._read)
+        loop.add_reader(sock, self._readable)
 
     def send(self, kind: Kind, *body: Any) -> None:
         packet = encode(self._arena, kind, *body)
@@ -150,23 +154,28 @@ class _Channel:
         if not self._outbox:
             self._loop.remove_writer(self._sock)
 
-    def _read(self) -> bool:
+    def _readable(self) -> None:
+        for _ in range(MAX_READS):
+            message = self._read()
+            if message is None or not self._on_message(message):
+                return
+
+    def _read(self) -> list[Any] | None:
         try:
             size = self._sock.recv_into(self._buffer)
         except BlockingIOError:
-            return False
+            return None
         except ConnectionResetError:
             size = 0
         if not size:
             self._loop.remove_reader(self._sock)
-            return False
-        self._on_message(decode(self._arena, self._view[:size]))
-        return True
+            return None
+        return decode(self._arena, self._view[:size])
 
     def drain(self) -> None:
         """Read what it said before it ended."""
-        while self._read():
-            pass
+        while (message := self._read()) is not None:
+            self._on_message(message)
 
     def close(self) -> None:
         self._loop.remove_reader(self._sock)

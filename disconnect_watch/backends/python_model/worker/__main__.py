@@ -84,10 +84,11 @@ def _serve(link: Link, caller: Caller) -> None:
     )
     link.send(Kind.READY, None, None)
     while (message := link.receive()) is not None and message[0] != Kind.END:
-        packed = message.pop()
+        batches = message.pop()
         del message
-        runner.execute(packed)
-        packed.clear()
+        for packed in batches:
+            runner.execute(packed)
+            packed.clear()
     if hasattr(model, "finalize"):
         try:
             model.finalize()
