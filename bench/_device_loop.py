@@ -10,8 +10,8 @@ from typing import Protocol
 
 import torch
 
-from disconnect_watch.kernels import FlagView, RowState, kernels_for
-from disconnect_watch.kernels.graph import capture_loop
+from disconnect_watch import kernels
+from disconnect_watch.kernels import FlagView, RowState
 
 __all__ = ["DeviceLoop", "make_loop"]
 
@@ -42,16 +42,14 @@ class GraphLoop:
     """On a GPU."""
 
     def __init__(self, step: Work | None, latch: Work, rows: RowState) -> None:
-        self._rows = rows
-        self._graph = capture_loop(step, latch, rows)
+        self._loop = kernels.make_loop(step, latch, rows)
         self._bare = torch.cuda.CUDAGraph()
         if step is not None:
             with torch.cuda.graph(self._bare):
                 step()
 
     def launch(self, num_steps: int) -> None:
-        self._rows.begin(num_steps)
-        self._graph.launch(torch.cuda.current_stream().cuda_stream)
+        self._loop.launch(num_steps)
 
     def wait(self) -> None:
         torch.cuda.current_stream().synchronize()
@@ -62,8 +60,7 @@ class GraphLoop:
         self.wait()
 
     def close(self) -> None:
-        self.wait()
-        self._graph.close()
+        self._loop.close()
         self._bare.reset()
 
 
@@ -71,22 +68,19 @@ class ThreadLoop:
     """On a CPU, to try the benchmarks."""
 
     def __init__(self, step: Work | None, latch: Work, rows: RowState) -> None:
+        self._loop = kernels.make_loop(step, latch, rows)
         self._step: Work = (lambda: None) if step is None else step
-        self._latch, self._rows = latch, rows
         self._thread = threading.Thread()
         self._error: BaseException | None = None
 
     def launch(self, num_steps: int) -> None:
-        self._rows.begin(num_steps)
+        self._loop.launch(num_steps)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self._latch()
-            while self._rows.go:
-                self._step()
-                self._latch()
+            self._loop.wait(lambda: None)
         except BaseException as error:
             self._error = error
 
@@ -107,10 +101,10 @@ class ThreadLoop:
 
 def make_loop(step: Work | None, rows: RowState, flags: FlagView) -> DeviceLoop:
     """Loop over a step, on the device of the rows; without one, over the latch alone."""
-    kernels = kernels_for(rows.live.device)
+    latch = kernels.kernels_for(rows.live.device).latch
 
-    def latch() -> None:
-        kernels.latch(flags, rows)
+    def look() -> None:
+        latch(flags, rows)
 
     kind = GraphLoop if rows.live.is_cuda else ThreadLoop
-    return kind(step, latch, rows)
+    return kind(step, look, rows)

@@ -12,14 +12,18 @@ import os
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 
 from disconnect_watch import CancelToken
+from disconnect_watch.engine import Engine, SamplingParams, kernel_loop
+from disconnect_watch.engine.kernel_decoder import KernelDecoder
 from disconnect_watch.kernels import (
     Backend,
     Control,
+    DecodeState,
     DriverError,
     FlagView,
     RowState,
@@ -31,8 +35,10 @@ from disconnect_watch.kernels import (
 from disconnect_watch.kernels import view as view_module
 from disconnect_watch.kernels.driver import load_driver
 from disconnect_watch.kernels.graph import WhileGraph
+from disconnect_watch.kernels.loop import GraphLoop
 from disconnect_watch.kernels.pages import RegisteredPages
 from disconnect_watch.token import flag_table
+from tests.support.engine import dense_greedy, make_engine, run_to_end, tiny_model, tokens_of
 
 SCENARIOS: dict[str, Callable[[], None]] = {}
 DEVICE_OFFSET = 1 << 56
@@ -162,6 +168,96 @@ def graph_with_a_loop_is_nobodys_child_and_leaves_nothing_open() -> None:
         with pytest.raises(DriverError, match="add a child graph: CUDA_ERROR_NOT_SUPPORTED"):
             WhileGraph(load_driver(), step=inner, latch=inner, go_address=0)
     loop.graph.close()
+
+
+class Launched:
+    """The end of what the fake driver has run: a launch returns behind all of it."""
+
+    def __init__(self) -> None:
+        self.num_looks = 2
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        self.num_looks -= 1
+        return self.num_looks < 0
+
+    def synchronize(self) -> None:
+        pass
+
+
+@contextmanager
+def engine_on_the_driver(**config: Any) -> Iterator[Engine]:
+    """An engine whose loops are graphs of the fake driver, all else as on a device."""
+    functions: list[object] = []
+
+    def make_loop(step: Callable[[], None], latch: Callable[[], None], rows: RowState) -> GraphLoop:
+        step()  # no row is live, as when torch captures them
+        latch()
+        functions.extend(map(HostFunction, (step, latch)))
+        graphs = [int(fake.fake_graph(function)) for function in functions[-2:]]
+        go = rows.control.data_ptr() + 4 * Control.GO
+        graph = WhileGraph(load_driver(), step=graphs[0], latch=graphs[1], go_address=go)
+        return GraphLoop(graph, rows, stream=lambda: 0, end=Launched())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel_loop, "make_loop", make_loop)
+        engine = make_engine(arithmetic="triton", **config)
+        yield engine
+        # Nobody closes the loops of an engine: they go with it.
+        decoder = engine._runner.decoder
+        assert isinstance(decoder, KernelDecoder)
+        decoder._loops.clear()
+
+
+PROMPTS = {"a": [5, 6, 7], "b": [9] * 6}
+
+
+@scenario
+def engine_decodes_several_tokens_in_a_launch_of_the_graph() -> None:
+    with engine_on_the_driver(device_steps=8) as engine:
+        params = SamplingParams(max_tokens=10, ignore_eos=True)
+        for name, prompt in PROMPTS.items():
+            engine.add_request(prompt, params, request_id=name)
+        outputs = run_to_end(engine)
+        for name, prompt in PROMPTS.items():
+            assert tokens_of(outputs[name]) == dense_greedy(tiny_model(), prompt, 10)
+        # The prompts, and so many tokens in two launches.
+        assert engine.stats().num_steps == 3
+        assert fake.fake_num_open() > 0
+
+
+@scenario
+def engine_row_that_ends_in_the_graph_is_told_nothing_and_others_go_on() -> None:
+    with engine_on_the_driver(device_steps=8) as engine:
+        token, params = CancelToken(), SamplingParams(max_tokens=20, ignore_eos=True)
+        engine.add_request(PROMPTS["a"], params, request_id="a", cancel=token)
+        engine.add_request(PROMPTS["b"], params, request_id="b")
+        engine.step()
+        decoder = engine._runner.decoder
+        assert isinstance(decoder, KernelDecoder)
+        kernels, num_steps = decoder._kernels, 0
+        advance = kernels.advance
+
+        def leave(tokens: torch.Tensor, state: DecodeState) -> None:
+            nonlocal num_steps
+            advance(tokens, state)
+            num_steps += int(state.rows.live.sum()) > 0
+            if num_steps == 3:
+                token.cancel()
+
+        kernels.advance = leave  # type: ignore[method-assign]
+        outputs = engine.step()
+        kernels.advance = advance  # type: ignore[method-assign]
+        assert num_steps == 7, "the eighth found nobody who goes on"
+        [last] = [output for output in outputs if output.request_id == "a"]
+        assert last.token_ids == ()
+        assert last.outcome is not None
+        assert (last.outcome.kind, last.outcome.num_wasted_tokens) == ("cancelled", 3)
+        assert token.acked == 2
+        drawn = [output.token_ids[0] for output in outputs if output.request_id == "b"]
+        assert drawn == dense_greedy(tiny_model(), PROMPTS["b"], 9)[1:]
 
 
 @scenario

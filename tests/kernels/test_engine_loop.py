@@ -170,9 +170,12 @@ def test_who_ends_in_the_loop_is_out_with_the_same_step_and_others_keep_every_bi
         else:
             now += 2_000_000_000
 
+    acked: list[int] = []
     watched.at[2] = end
+    watched.at[3] = lambda: acked.append(leaves.acked)
     outputs = told(engine.step())
     assert watched.num_steps == [STEPS], "the others go on"
+    assert acked == [2 if way == "token" else 0], "by the device, with the number of the step"
     assert bool((key[canaries] == 7.0).all()), "a dead row has written"
     outcome = outputs["bb"][-1].outcome
     assert outcome is not None
@@ -187,7 +190,6 @@ def test_who_ends_in_the_loop_is_out_with_the_same_step_and_others_keep_every_bi
     )
     assert [output.token_ids for output in outputs["bb"]] == [()], "none after the flag"
     assert outcome.num_wasted_tokens == 2
-    assert leaves.acked == (2 if way == "token" else 0)
     for given, expected in zip(watched.logits, calm.logits, strict=True):
         for row in (0, 2):
             assert torch.equal(given[row], expected[row])
