@@ -135,6 +135,11 @@ class KeyRing:
             entries += keys._entries
         return cls(entries)
 
+    @property
+    def callers(self) -> tuple[Caller, ...]:
+        """Whose keys they are."""
+        return tuple(caller for caller, _ in self._entries)
+
     def find(self, key: str) -> Caller | None:
         """Whose key this is; takes as long for a wrong one as for a right one."""
         digest = digest_of(key)

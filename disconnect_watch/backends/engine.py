@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from disconnect_watch.backends.engine_tensors import INPUTS, OUTPUTS, model_name
 from disconnect_watch.backends.model_config import ENGINE
@@ -20,6 +20,7 @@ from disconnect_watch.engine import (
     RequestStream,
     SamplingParams,
 )
+from disconnect_watch.engine.remote import RemotePrefill
 from disconnect_watch.token import CancelToken
 
 __all__ = ["EngineBackend"]
@@ -58,11 +59,13 @@ class EngineBackend:
         name: str | None = None,
         config: EngineConfig | None = None,
         chat_template: Path | None = None,
+        allocate: Callable[[tuple[int, ...], str], Any] | None = None,
     ) -> Self:
         """Load a Hugging Face directory and serve it.
 
         Args:
             chat_template: a Jinja file to take for the directory's own template, if it has one.
+            allocate: see ``KVCache``.
             name: of the model; None takes the directory's. Percent-encoded where a path
                 needs it, since the frontend takes names as the client wrote them.
 
@@ -70,7 +73,7 @@ class EngineBackend:
             CheckpointError, ValueError: see ``Engine.from_pretrained``.
         """
         template = ChatTemplate.of_directory(path, file=chat_template)
-        engine = Engine.from_pretrained(path, config)
+        engine = Engine.from_pretrained(path, config, allocate=allocate)
         return cls(
             engine,
             name=model_name(path, name),
@@ -99,10 +102,19 @@ class EngineBackend:
         cancel: CancelToken,
         priority: int = 0,
         time_limit: float | None = None,
+        prefill_only: bool = False,
+        remote: RemotePrefill | None = None,
     ) -> RequestStream:
-        """See ``EngineThread.submit``."""
+        """See ``EngineThread.submit`` and ``Engine.make_request``."""
         return await self._thread.submit(
-            request_id, prompt, params, cancel=cancel, priority=priority, time_limit=time_limit
+            request_id,
+            prompt,
+            params,
+            cancel=cancel,
+            priority=priority,
+            time_limit=time_limit,
+            prefill_only=prefill_only,
+            remote=remote,
         )
 
     async def submit_all(

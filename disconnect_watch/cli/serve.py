@@ -3,6 +3,7 @@
 import contextlib
 import os
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,11 +38,12 @@ from disconnect_watch.cli._frontend import (
     announce,
     serve_options,
 )
-from disconnect_watch.keys import KeyRing
+from disconnect_watch.keys import KeyRing, Role
 from disconnect_watch.ports import bind, bind_unix
 
 if TYPE_CHECKING:
     from disconnect_watch.server.cloud import CloudMode
+    from disconnect_watch.server.disagg.role import Transport
 
 __all__ = ["serve"]
 
@@ -61,6 +63,21 @@ class ArithmeticOption(StrEnum):
     NATIVE = "native"
     TORCH = "torch"
     TRITON = "triton"
+
+
+class RoleOption(StrEnum):
+    """What a server does among others, see ``server.disagg``."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+
+class KVTransferOption(StrEnum):
+    """How caches go from node to node: on one host, or between hosts."""
+
+    SHM = "shm"
+    TCP = "tcp"
 
 
 @app.command()
@@ -164,6 +181,26 @@ def serve(
             min=1, help="Tokens that our kernels may draw for each request without the host."
         ),
     ] = 1,
+    role: Annotated[
+        RoleOption | None,
+        typer.Option(help="Be a node behind `pd-proxy`: compute prompts, go on with them, both."),
+    ] = None,
+    kv_transfer: Annotated[
+        KVTransferOption, typer.Option(help="How caches go between nodes: one host, or several.")
+    ] = KVTransferOption.SHM,
+    kv_address: Annotated[
+        str, typer.Option(help="Of this host, by which other nodes reach it; for tcp.")
+    ] = "127.0.0.1",
+    kv_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The same; 0 takes a free one.")
+    ] = 0,
+    kv_key: Annotated[
+        Path | None, typer.Option(help="File with a secret that all nodes have; for tcp.")
+    ] = None,
+    kv_lease: Annotated[
+        float,
+        typer.Option(min=0.1, help="Seconds for which a cache is kept when nobody is heard of."),
+    ] = 5.0,
     max_body_bytes: MaxBodyBytes = 1 << 26,
     read_timeout: ReadTimeout = 60.0,
     request_timeout: RequestTimeout = None,
@@ -201,6 +238,8 @@ def serve(
         cloud = _cloud(allow_sagemaker, allow_vertex_ai, vertex_ai_default_model)
     except (OSError, ValueError) as error:
         fail(str(error))
+    if role is not None and not any(entry.role is not Role.USER for entry in keys.callers):
+        fail("--role needs --api-keys with a key of role service, which pd-proxy comes with")
     is_multi_model = allow_sagemaker and os.environ.get("SAGEMAKER_MULTI_MODEL") == "true"
     address = http_address or ("127.0.0.1" if cloud is None else "0.0.0.0")
     port = http_port if http_port is not None else 8000 if cloud is None else cloud.port
@@ -221,6 +260,7 @@ def serve(
                 from disconnect_watch.backends.repository import ModelRepository
                 from disconnect_watch.engine import DEFAULT_MODEL, CheckpointError, EngineConfig
                 from disconnect_watch.server import serve as serve_until_signal
+                from disconnect_watch.server.disagg.role import NodeRole
                 from disconnect_watch.server.guard import Gatekeeper
                 from disconnect_watch.server.logs import configure_logging
                 from disconnect_watch.server.openai.responses.opening import open_store
@@ -266,13 +306,22 @@ def serve(
                 )
                 engines = EngineTable()
                 backend = None
+                transport = None
+                if role is not None:
+                    transport = _transport(kv_transfer, kv_address, kv_port, kv_key)
                 if model or not (model_repository or is_multi_model):
                     backend = EngineBackend.from_pretrained(
                         model or DEFAULT_MODEL,
                         name=model_name,
                         config=engine_config,
                         chat_template=chat_template,
+                        allocate=transport and transport.allocate,
                     )
+                if transport is not None:
+                    if backend is None:
+                        raise ValueError("--role is for the engine of --model, not a repository's")
+                    node = NodeRole(backend.engine, role.value, transport, lease=kv_lease)
+                    options = replace(options, node=node)
                 embedder = (
                     EmbedderBackend.from_pretrained(embedding_model) if embedding_model else None
                 )
@@ -326,6 +375,16 @@ def serve(
     except OSError as error:
         # What bind says is whole; of a file the name stands beside it.
         fail(str(error) if error.filename or not error.strerror else error.strerror)
+
+
+def _transport(kind: KVTransferOption, address: str, port: int, key: Path | None) -> "Transport":
+    from disconnect_watch.server.disagg.role import ShmTransport, TcpTransport
+
+    if kind is KVTransferOption.SHM:
+        return ShmTransport()
+    if key is None:
+        raise ValueError("--kv-transfer tcp needs --kv-key, a file with what all nodes know")
+    return TcpTransport(key.read_bytes().strip(), host=address, port=port)
 
 
 def _cloud(sagemaker: bool, vertex: bool, model: str) -> "CloudMode | None":

@@ -183,7 +183,7 @@ class EngineCore:
                 logger.warning(
                     "the prompt of request %s could not be fetched and is computed here: %s",
                     load.request.key,
-                    error,
+                    str(error),  # not itself, whose frames would live as long as the record
                 )
             self._scheduler.end_load(load, is_filled=is_filled)
         return True

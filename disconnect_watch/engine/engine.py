@@ -14,12 +14,12 @@ from disconnect_watch.engine.checkpoint import load_model
 from disconnect_watch.engine.config import EngineConfig
 from disconnect_watch.engine.core import EngineCore
 from disconnect_watch.engine.errors import PromptTooLongError
-from disconnect_watch.engine.kv_cache import KVCache
+from disconnect_watch.engine.kv_cache import Allocate, KVCache
 from disconnect_watch.engine.model import LlamaModel
 from disconnect_watch.engine.model_config import ModelConfig
 from disconnect_watch.engine.params import SamplingParams
 from disconnect_watch.engine.places import DEFAULT_MODEL
-from disconnect_watch.engine.remote import RemotePrefill
+from disconnect_watch.engine.remote import RemotePrefill, prompt_digest
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.rotary import Rotary
 from disconnect_watch.engine.runner import ModelRunner
@@ -49,7 +49,12 @@ class Engine(EngineCore):
     _runner: ModelRunner
 
     def __init__(
-        self, model: LlamaModel, tokenizer: Tokenizer, *, config: EngineConfig | None = None
+        self,
+        model: LlamaModel,
+        tokenizer: Tokenizer,
+        *,
+        config: EngineConfig | None = None,
+        allocate: Allocate | None = None,
     ) -> None:
         config = config or EngineConfig()
         self.model_config = model.config
@@ -71,6 +76,7 @@ class Engine(EngineCore):
                 block_size=config.block_size,
                 dtype=dtype,
                 device=device,
+                allocate=allocate,
             ),
             Rotary(model.config, length=max_model_len, dtype=dtype, device=device),
             config=config,
@@ -98,9 +104,16 @@ class Engine(EngineCore):
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path = DEFAULT_MODEL, config: EngineConfig | None = None
+        cls,
+        path: str | Path = DEFAULT_MODEL,
+        config: EngineConfig | None = None,
+        *,
+        allocate: Allocate | None = None,
     ) -> Self:
         """Load a Hugging Face directory: config.json, safetensors files, tokenizer.json.
+
+        Args:
+            allocate: see ``KVCache``; None takes memory of the process's own.
 
         Raises:
             CheckpointError: something is missing, damaged or not supported.
@@ -110,7 +123,7 @@ class Engine(EngineCore):
         model_config = ModelConfig.from_pretrained(path)
         tokenizer = Tokenizer.from_pretrained(path)
         model = load_model(path, model_config, dtype=dtype_of(config))
-        return cls(model, tokenizer, config=config)
+        return cls(model, tokenizer, config=config, allocate=allocate)
 
     def make_request(
         self,
@@ -136,7 +149,8 @@ class Engine(EngineCore):
                 whatever it is doing then; None for no limit.
             prefill_only: compute the prompt and the first token, and leave the rest, with the
                 prompt's blocks, to another engine; see ``on_retain`` and ``Outcome.transfer``.
-            remote: what another engine has computed of it so.
+            remote: what another engine has computed of it so; not used if its digest is that of
+                another prompt.
 
         Raises:
             ValueError: the prompt is empty, no unicode, or has a token id that is out of range or
@@ -169,6 +183,10 @@ class Engine(EngineCore):
                 f"{params.num_generations} answers are wanted, prefill and decode can be parted "
                 "for one only"
             )
+        if remote is not None and remote.digest not in ("", prompt_digest(token_ids)):
+            logger.warning("request %s: the prompt was another where it was computed", request_id)
+            remote.release()
+            remote = None
         if remote is not None:
             seed = remote.seed
         else:

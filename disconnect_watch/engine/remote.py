@@ -6,8 +6,10 @@ the step loop. Both are numbers here: what lies in blocks, and how it travels, i
 the two functions.
 """
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Protocol
 
 from disconnect_watch.engine.outcome import Sampled
@@ -16,7 +18,12 @@ from disconnect_watch.token import CancelToken
 if TYPE_CHECKING:
     from disconnect_watch.engine.request import Request
 
-__all__ = ["KVLoad", "Pull", "RemotePrefill"]
+__all__ = ["KVLoad", "Pull", "RemotePrefill", "prompt_digest"]
+
+
+def prompt_digest(token_ids: Sequence[int]) -> str:
+    """What two engines compare to know that they mean the same prompt, in hex."""
+    return blake2b(array("q", token_ids), digest_size=16).hexdigest()
 
 
 class Pull(Protocol):
@@ -44,6 +51,8 @@ class RemotePrefill:
     Attributes:
         first: the token that follows the prompt, which the other engine has sampled.
         seed: of the random numbers that it was sampled with, and the next will be.
+        digest: of the prompt, by ``prompt_digest``: a chat template that tells the time may have
+            made another one here. Empty where that cannot be.
         pull: fetches the cache of the prompt; None where there is none to fetch, and it is
             computed again.
         release: called once instead of ``pull`` if that is not going to be. It must neither block
@@ -52,6 +61,7 @@ class RemotePrefill:
 
     first: Sampled
     seed: int
+    digest: str = ""
     pull: Pull | None = None
     release: Callable[[], None] = lambda: None
 

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from disconnect_watch.adapters import LEAVES, TOKEN_KEY
 from disconnect_watch.engine import Outcome
@@ -19,7 +19,7 @@ from disconnect_watch.server.outcome import joined
 from disconnect_watch.token import CancelToken, Reason
 
 if TYPE_CHECKING:
-    from disconnect_watch.server.running import Running
+    from disconnect_watch.server.disagg.parts import Part
 
 __all__ = ["RECORD_KEY", "AccessLog", "RequestRecord"]
 
@@ -35,6 +35,13 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 logger = logging.getLogger("disconnect_watch.access")
 
 
+class Work(Protocol):
+    """What can be aborted."""
+
+    async def abort(self) -> AbortResult:
+        """End it; returns when its blocks are free."""
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """What the log line of one request will say.
@@ -48,7 +55,8 @@ class RequestRecord:
         client_id: its client's own name for it, among the requests of the owner.
         timeout: seconds from its beginning after which nobody wants its answer.
         signals: by what it was asked to end, other than its connection.
-        works: what runs for it in an engine and has not ended.
+        works: what runs for it, in an engine or beside, and has not ended.
+        part: what this node does of it, if it is parted between nodes.
         waiters: futures of those who wait until it is over.
         received_ns, admitted_ns, first_ns, settled_ns: on ``time.monotonic_ns``: when its body was
             whole, it was queued, its first output came, and its outcome; 0 for never.
@@ -62,7 +70,8 @@ class RequestRecord:
     client_id: str = ""
     timeout: float | None = None
     signals: frozenset[Reason] = frozenset()
-    works: "set[Running]" = field(default_factory=set)
+    works: "set[Work]" = field(default_factory=set)
+    part: "Part | None" = None
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     received_ns: int = 0
     admitted_ns: int = 0

@@ -47,6 +47,8 @@ from disconnect_watch.server.v2.routes import V2
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
+    from disconnect_watch.server.disagg.role import NodeRole
+
 __all__ = ["create_app", "create_metrics_app"]
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -77,6 +79,7 @@ def create_app(
     gatekeeper: Gatekeeper | None = None,
     cloud: CloudMode | None = None,
     tracing: "TracerProvider | None" = None,
+    node: "NodeRole | None" = None,
 ) -> AccessLog:
     """The HTTP frontend as an ASGI application.
 
@@ -84,6 +87,7 @@ def create_app(
         gatekeeper: knows who calls; None needs no keys, and has an admin's token of its own.
         cloud: whose paths are served instead of our own.
         tracing: makes a span of each request, see ``spans``.
+        node: what this server does among others that prefill and decode.
 
     Run it under ``adapters.uvicorn.HttpTools``: the cancel tokens come from there, and
     without them a client that leaves is not noticed.
@@ -129,7 +133,13 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.frontend = frontend
     app.state.metrics = metrics
-    tracked = Tracking(V2(app, frontend), frontend.ledger, timeout=frontend.options.request_timeout)
+    served: App = V2(app, frontend)
+    if node is not None:
+        # What a node needs loads numpy.
+        from disconnect_watch.server.disagg.parting import parted
+
+        served = parted(app, served, node)
+    tracked = Tracking(served, frontend.ledger, timeout=frontend.options.request_timeout)
     guarded: App = Guard(tracked, gatekeeper or Gatekeeper())
     if cloud is not None:
         guarded = _but_for_admins(guarded, cloud.wrap(guarded))

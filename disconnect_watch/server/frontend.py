@@ -179,6 +179,7 @@ class Frontend:
 
         Raises:
             RequestError: one of them can't be taken, and none was.
+            PartAnswered: only its prompt was wanted here, and that is done.
         """
         self._refuse_while_draining()
         prompts = {
@@ -186,8 +187,9 @@ class Frontend:
             for part, prompt in enumerate((generation.prompt, *generation.others))
         }
         time_left = record.time_left(generation.time_limit)
+        source = backend if record.part is None else record.part.of(backend)
         try:
-            streams = await backend.submit_all(
+            streams = await source.submit_all(
                 prompts,
                 generation.params,
                 cancel=record.token,
@@ -238,6 +240,8 @@ class Frontend:
         ]
         self._live.update(runnings)
         record.works.update(runnings)
+        if record.part is not None:
+            await record.part.finish(streams, runnings)
         return runnings
 
     def take_cancels(self, caller: Caller, num: int) -> None:

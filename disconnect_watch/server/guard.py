@@ -84,6 +84,7 @@ _TABLE: tuple[tuple[re.Pattern[str], Access], ...] = tuple(
         (r"/v1/responses(?:/.*)?", Access.USE),
         (r"/v1/requests/.*", Access.CANCEL),
         (r"/abort_requests?", Access.CANCEL),
+        (r"/v1/kv/release", Access.CANCEL),
         (r"/v1/admin/.*", Access.ADMIN),
     )
 )

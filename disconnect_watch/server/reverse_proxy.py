@@ -28,7 +28,7 @@ from disconnect_watch.server.access import (
 )
 from disconnect_watch.server.answers import error_response
 
-__all__ = ["ReverseProxy"]
+__all__ = ["ReverseProxy", "failure", "passed"]
 
 _logger = logging.getLogger("disconnect_watch.gateway")
 
@@ -114,7 +114,7 @@ class ReverseProxy:
                 {
                     "type": "http.response.start",
                     "status": response.status,
-                    "headers": _passed(response.raw_headers),
+                    "headers": passed(response.raw_headers),
                 }
             )
 
@@ -132,14 +132,14 @@ class ReverseProxy:
                 # Nothing that was cut short may look complete: no last chunk.
                 _logger.warning("%s ended an answer half-way: %s", self.url, error)
                 return
-            await _failure(scope, error, self.url)(scope, receive, send)
+            await failure(scope, error, self.url)(scope, receive, send)
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _ask(
         self, scope: Scope, receive: Receive, record: RequestRecord
     ) -> aiohttp.ClientResponse:
-        headers = _passed(scope["headers"])
+        headers = passed(scope["headers"])
         names = {name for name, _ in headers}
         given = dict(scope["headers"])
         headers.append((b"x-request-id", given.get(b"x-request-id") or record.request_id.encode()))
@@ -187,7 +187,7 @@ async def _pieces(first: bytes, receive: Receive) -> AsyncIterator[bytes]:
             return
 
 
-def _passed(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+def passed(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     """The headers that go on to the next hop, names in lower case."""
     lowered = [(name.lower(), value) for name, value in headers]
     named = {
@@ -200,7 +200,8 @@ def _passed(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     return [(name, value) for name, value in lowered if name not in left_out]
 
 
-def _failure(scope: Scope, error: Exception, url: str) -> Any:
+def failure(scope: Scope, error: Exception, url: str) -> Any:
+    """The answer where a server could not be asked."""
     if isinstance(error, TimeoutError):
         status, what = 504, f"{url} did not take a connection in time"
     elif isinstance(error, aiohttp.ClientConnectorError):

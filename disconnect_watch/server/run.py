@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
     from disconnect_watch.backends.embedder import EmbedderBackend
+    from disconnect_watch.server.disagg.role import NodeRole
 
 __all__ = [
     "FrontendProtocol",
@@ -92,6 +93,7 @@ class ServeOptions:
         exit_on_error: do not serve if a model can't be loaded.
         cloud: whose paths are served instead of our own.
         tracing: makes a span of each request; shut down at the end.
+        node: what the server does among others that prefill and decode; closed at the end.
     """
 
     grace: float = 5.0
@@ -105,6 +107,7 @@ class ServeOptions:
     exit_on_error: bool = True
     cloud: CloudMode | None = None
     tracing: "TracerProvider | None" = None
+    node: "NodeRole | None" = None
 
 
 class ModelsFailedError(DisconnectWatchError):
@@ -328,6 +331,7 @@ def make_server(
                 gatekeeper=gatekeeper,
                 cloud=options.cloud,
                 tracing=options.tracing,
+                node=options.node,
             ),
             protocol,
             options,
@@ -407,6 +411,8 @@ def serve(
     finally:
         if backend is not None:
             backend.close()
+        if options.node is not None:
+            options.node.close()
         if embedder is not None:
             embedder.close()
         http.close()
@@ -461,6 +467,8 @@ async def _serve(
             outcomes=lambda: frontend.outcomes,
             signals=lambda: frontend.ledger.signals,
         )
+        if options.node is not None:
+            options.node.observe(metrics.registry)
         frontend.backends.listen(metrics.observe)
         for handler in logging.getLogger().handlers:
             handler.addFilter(frontend.log_settings)

@@ -10,51 +10,24 @@ from typing import Any
 import httpx
 import pytest
 
-from disconnect_watch.server import Frontend, ServeOptions, bind
 from disconnect_watch.server.reverse_proxy import ReverseProxy
-from disconnect_watch.server.run import make_server
 from disconnect_watch.testing import LeavingClient, Way
-from disconnect_watch.watcher import Watcher
 from tests.support.command import running
 from tests.support.net import PATIENCE, held_port, wait_until
 from tests.support.raw import Served, serving_raw
 from tests.support.serve import (
-    LOOPS,
     Client,
     ThreadedServer,
-    metrics_of,
     request_bytes,
     serving_app,
+    serving_opened,
 )
 from tests.support.upstream import Upstream, body_of, upstream
 
 
-@contextlib.contextmanager
-def proxying(url: str) -> Iterator[ThreadedServer]:
+def proxying(url: str) -> contextlib.AbstractContextManager[ThreadedServer]:
     """The gateway before a server, as the command runs it."""
-    frontend = Frontend()
-    opening = ReverseProxy(url).serving()
-    with Watcher() as watcher:
-        # The application is opened on the loop that serves it, which is not there yet.
-        opened: dict[str, Any] = {}
-
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            await opened["app"](scope, receive, send)
-
-        server = make_server(
-            frontend, metrics_of(frontend), ServeOptions(grace=0.2), watcher=watcher, app=app
-        )
-        http = ThreadedServer(server, bind("127.0.0.1", 0), make_loop=LOOPS["uvloop"])
-
-        def on_loop(coroutine: Any) -> Any:
-            return asyncio.run_coroutine_threadsafe(coroutine, http.loop).result(PATIENCE)
-
-        try:
-            opened["app"] = on_loop(opening.__aenter__())
-            yield http
-        finally:
-            on_loop(opening.__aexit__(None, None, None))
-            http.stop()
+    return serving_opened(ReverseProxy(url).serving())
 
 
 @pytest.fixture

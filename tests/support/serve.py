@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -48,6 +48,7 @@ from disconnect_watch.testing import serving
 from disconnect_watch.watcher import Watcher
 from tests.support.http import Client as Client
 from tests.support.http import request_bytes as request_bytes
+from tests.support.net import PATIENCE
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
@@ -86,7 +87,8 @@ STACKS = [Stack(loop_name, protocol) for protocol in (HttpTools, H11) for loop_n
 
 
 @cache
-def _packaged_model() -> tuple[LlamaModel, Tokenizer]:
+def packaged_model() -> tuple[LlamaModel, Tokenizer]:
+    """The model of the package, loaded once."""
     config = ModelConfig.from_pretrained(DEFAULT_MODEL)
     model = load_model(DEFAULT_MODEL, config, dtype=torch.float32)
     return model, Tokenizer.from_pretrained(DEFAULT_MODEL)
@@ -94,7 +96,7 @@ def _packaged_model() -> tuple[LlamaModel, Tokenizer]:
 
 def packaged_engine(**config: Any) -> Engine:
     """A new engine on the model of the package, which is loaded once for all tests."""
-    model, tokenizer = _packaged_model()
+    model, tokenizer = packaged_model()
     settings = EngineConfig(num_blocks=1024, num_threads=1, **config)
     return Engine(model, tokenizer, config=settings)
 
@@ -161,6 +163,39 @@ def serving_frontend(frontend: Frontend, **options: Any) -> Iterator[ThreadedSer
         yield http
     finally:
         http.stop()
+
+
+@contextmanager
+def serving_opened(
+    opening: AbstractAsyncContextManager[Any], **options: Any
+) -> Iterator[ThreadedServer]:
+    """An application that is opened on the loop that serves it, as ``serve(open_app=)`` has it."""
+    frontend = Frontend()
+    with Watcher() as watcher:
+        # The loop is not there yet.
+        opened: dict[str, Any] = {}
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await opened["app"](scope, receive, send)
+
+        server = make_server(
+            frontend,
+            metrics_of(frontend),
+            ServeOptions(**{"grace": 0.2, **options}),
+            watcher=watcher,
+            app=app,
+        )
+        http = ThreadedServer(server, bind("127.0.0.1", 0), make_loop=LOOPS["uvloop"])
+
+        def on_loop(coroutine: Any) -> Any:
+            return asyncio.run_coroutine_threadsafe(coroutine, http.loop).result(PATIENCE)
+
+        try:
+            opened["app"] = on_loop(opening.__aenter__())
+            yield http
+        finally:
+            on_loop(opening.__aexit__(None, None, None))
+            http.stop()
 
 
 @dataclass

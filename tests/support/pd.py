@@ -1,0 +1,149 @@
+"""Prefill nodes, decode nodes and the proxy before them, each a process with ports of its own."""
+
+import contextlib
+import json
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from disconnect_watch.keys import digest_of, new_key
+from tests.support.command import Process
+from tests.support.net import PATIENCE, wait_until
+
+__all__ = ["Cluster", "Node", "cluster"]
+
+#: Seconds in which all processes are up, on a machine that does much else.
+START = 170
+
+
+def _call(url: str, key: str, document: Any = None) -> Any:
+    body = None if document is None else json.dumps(document).encode()
+    request = urllib.request.Request(url, body, {"authorization": f"Bearer {key}"})
+    with urllib.request.urlopen(request, timeout=PATIENCE) as response:
+        return json.loads(response.read())
+
+
+@dataclass
+class Node:
+    """One process that serves a model."""
+
+    process: Process
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.process.port}"
+
+    def gauges(self) -> dict[str, float]:
+        """Its metrics, by name and labels."""
+        lines = (line for line in self.process.metrics().splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+    def num_held(self) -> float:
+        """How many blocks anybody has."""
+        gauges = self.gauges()
+        return sum(gauges[f'dw_kv_blocks{{state="{state}"}}'] for state in ("used", "retained"))
+
+    def is_idle(self) -> bool:
+        """Whether its pool is as it was, and no request is there."""
+        gauges = self.gauges()
+        return self.num_held() == 0 and not any(
+            gauges[f'dw_requests{{state="{state}"}}'] for state in ("waiting", "running")
+        )
+
+    def released(self) -> dict[str, float]:
+        """Transfers of this node, by what let them go."""
+        gauges = self.gauges()
+        return {
+            kind: gauges[f'dw_kv_released_total{{kind="{kind}"}}']
+            for kind in ("in_band", "abort", "lease")
+        }
+
+
+@dataclass
+class Cluster:
+    """All of them.
+
+    Attributes:
+        key: of role service, that the nodes know the proxy by.
+    """
+
+    key: str
+    prefills: list[Node] = field(default_factory=list)
+    decodes: list[Node] = field(default_factory=list)
+    proxy: Process | None = None
+
+    @property
+    def nodes(self) -> list[Node]:
+        return self.prefills + self.decodes
+
+    @property
+    def port(self) -> int:
+        assert self.proxy is not None
+        return self.proxy.port
+
+    def call(self, node: Node, path: str, document: Any = None) -> Any:
+        """One request to a node, as the proxy would make it."""
+        return _call(f"{node.url}{path}", self.key, document)
+
+    def wait_until_idle(self) -> None:
+        """Wait until all pools are at their baseline."""
+        for node in self.nodes:
+            wait_until(node.is_idle)
+
+
+@contextlib.contextmanager
+def cluster(
+    directory: Path,
+    *,
+    model: Path | None = None,
+    num_prefills: int = 1,
+    num_decodes: int = 1,
+    transfer: str = "shm",
+    lease: float = 5.0,
+    with_proxy: bool = True,
+) -> Iterator[Cluster]:
+    """Start them all at once; none outlives the block.
+
+    Args:
+        directory: for keys.
+        transfer: what goes for ``--kv-transfer``.
+    """
+    key = new_key()
+    keys, secret = directory / "keys", directory / "service.key"
+    keys.write_text(f"proxy service {digest_of(key)}\n")
+    secret.write_text(key)
+    shared = directory / "kv.key"
+    shared.write_text(new_key())
+    options = ["--api-keys", str(keys), "--kv-transfer", transfer, "--kv-key", str(shared)]
+    options += ["--kv-lease", str(lease), "--model-name", "tiny", "--no-live-page"]
+    if model is not None:
+        options += ["--model", str(model)]
+    with ExitStack() as ending:
+
+        def start(*arguments: str, command: str = "serve") -> Process:
+            process = Process(*arguments, command=command)
+            ending.callback(process.close)
+            return process
+
+        found = Cluster(key)
+        found.prefills = [Node(start("--role", "prefill", *options)) for _ in range(num_prefills)]
+        found.decodes = [Node(start("--role", "decode", *options)) for _ in range(num_decodes)]
+        for node in found.nodes:
+            node.process.wait_until_it_serves(START)
+        if with_proxy:
+            found.proxy = start(
+                "--prefill",
+                ",".join(node.url for node in found.prefills),
+                "--decode",
+                ",".join(node.url for node in found.decodes),
+                "--service-key",
+                str(secret),
+                "--probe-seconds",
+                "0.2",
+                command="pd-proxy",
+            )
+            found.proxy.wait_until_it_serves(START)
+        yield found
