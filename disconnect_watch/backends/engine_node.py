@@ -70,12 +70,12 @@ class EngineNode:
 
     Attributes:
         store: what this node retains.
-        connector: from ``connect`` on.
+        connector: None before ``connect``.
 
     Threads: any.
     """
 
-    connector: Connector
+    connector: Connector | None = None
 
     def __init__(
         self,
@@ -122,6 +122,7 @@ class EngineNode:
 
     def hold(self, ticket: Ticket) -> HeldTicket:
         """Keep the lease of what another node has for one of our requests."""
+        assert self.connector is not None, "connect comes first"
         return HeldTicket(self.connector, ticket, call_soon=self._call_soon)
 
     def release(self, name: str, owner: str, kind: ReleaseKind = ReleaseKind.ABORT) -> Released:
@@ -137,7 +138,8 @@ class EngineNode:
         self._loader.close()
         # What is to be said to other nodes is said before the way to them is closed.
         self._calls.shutdown(wait=True)
-        self.connector.close()
+        if self.connector is not None:
+            self.connector.close()
         self.store.close()
         self._reaper.close()
         self._engine.settle()
@@ -148,13 +150,15 @@ class EngineNode:
         if order is None:
             raise LookupError("nobody has ordered it, see EngineNode.ordered")
         owner, name = order
+        connector = self.connector
+        assert connector is not None, "connect comes first"
         kept = _Blocks(blocks)
         kept.ended = Future()
         transfer = self.store.retain(owner, kept, TransferMeta(name, request.num_prompt_tokens))
         if request.cancel is not None:
             # From now until it is fetched, whoever asked for the prefill is watched as before.
             request.cancel.add_callback(_Release(self.store, transfer.id, owner))
-        return Retained(self.connector.ticket(transfer), kept.ended)
+        return Retained(connector.ticket(transfer), kept.ended)
 
     def _call_soon(self, call: Callable[[], None]) -> None:
         # Closed: the lease does it.

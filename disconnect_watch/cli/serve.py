@@ -315,9 +315,9 @@ def serve(
                         name=model_name,
                         config=engine_config,
                         chat_template=chat_template,
-                        allocate=transport and transport.allocate,
+                        allocate=None if transport is None else transport.allocate,
                     )
-                if transport is not None:
+                if role is not None and transport is not None:
                     if backend is None:
                         raise ValueError("--role is for the engine of --model, not a repository's")
                     node = NodeRole(backend.engine, role.value, transport, lease=kv_lease)

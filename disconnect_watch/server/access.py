@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from disconnect_watch.adapters import LEAVES, TOKEN_KEY
-from disconnect_watch.engine import Outcome
+from disconnect_watch.engine import AbortResult, Outcome
 from disconnect_watch.server.ids import new_id
 from disconnect_watch.server.outcome import joined
 from disconnect_watch.token import CancelToken, Reason

@@ -409,3 +409,24 @@ def test_the_lease_is_the_last_way(decode: ThreadedNode) -> None:
     with node("prefill", lease=0.2) as prefill, prefill.prefilled(GENERATE, ENDLESS):
         wait_until(lambda: prefill.released(ReleaseKind.LEASE) == 1)
         wait_until_idle(prefill)
+
+
+def test_a_prefix_that_is_shared_is_not_written(
+    prefill: ThreadedNode, decode: ThreadedNode
+) -> None:
+    """The other node may have rounded it otherwise, while somebody reads it here."""
+    body = {"text_input": PROMPT, "max_tokens": 3}
+    decode.post(GENERATE, body)
+    longer = {"text_input": PROMPT + "and another thing that is new here", "max_tokens": 12}
+    whole = decode.engine.kv_cache.blocks.clone()
+    with prefill.prefilled(GENERATE, longer) as found:
+        prefill.engine.kv_cache.blocks.add_(1.0)  # rounded otherwise, to be seen
+        decode.decode(GENERATE, longer, found)
+        num_loaded = decode.engine.stats().num_loaded_tokens
+    assert 0 < num_loaded < prefill.engine.stats().num_prompt_tokens
+    block_size = decode.engine.config.block_size
+    num_shared = (prefill.engine.stats().num_prompt_tokens - num_loaded) // block_size
+    kept = (whole != 0).any(dim=5).any(dim=4).any(dim=3).all(dim=1).all(dim=0).nonzero()
+    shared = kept[:num_shared].flatten().tolist()
+    assert shared
+    assert (decode.engine.kv_cache.blocks[:, :, shared] == whole[:, :, shared]).all()

@@ -145,14 +145,12 @@ class GatedProxy(PdProxy):
     def __init__(self, *pools: NodePool, **options: Any) -> None:
         super().__init__(*pools, **options)
         self.has_come = threading.Event()
-        self.is_open = False
 
     async def _decode(
         self, asked: Any, prefilled: Prefilled | None, held: AsyncExitStack
     ) -> tuple[NodeOfProxy, aiohttp.ClientResponse]:
         self.has_come.set()
-        while not self.is_open:
-            await asyncio.sleep(0.001)
+        await asyncio.Event().wait()  # until the client has left
         return await super()._decode(asked, prefilled, held)
 
 

@@ -1,12 +1,13 @@
 """What a server does among others: its engine as a node, and the transport that others come by."""
 
-import contextlib
 import secrets
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
+
+from prometheus_client import CollectorRegistry
 
 from disconnect_watch.backends.engine_node import EngineNode, layout_of
 from disconnect_watch.disagg import KVMemory, Peer, PeerLostError
@@ -34,7 +35,7 @@ class ShmTransport:
 
     def memory(self) -> KVMemory | None:
         """The cache that was allocated so."""
-        return self._shared and self._shared.memory
+        return None if self._shared is None else self._shared.memory
 
     def open(self, node: EngineNode, closing: ExitStack) -> str:
         """Let others in; returns the address."""
@@ -69,9 +70,8 @@ class TcpTransport:
         self._host = host
         self._socket = bind(host, port)
 
-    def memory(self) -> KVMemory | None:
+    def memory(self) -> None:
         """None: the cache's own."""
-        return None
 
     def open(self, node: EngineNode, closing: ExitStack) -> str:
         """Let others in; returns the address."""
@@ -102,13 +102,12 @@ class NodeRole:
         self, engine: Engine, role: Role, transport: Transport, *, lease: float = 5.0
     ) -> None:
         self.role = role
-        self._closing = ExitStack()
-        with contextlib.ExitStack() as failing:
+        with ExitStack() as closing:
             self.node = EngineNode(engine, lease=lease, memory=transport.memory())
-            failing.callback(self.node.close)
-            self.address = transport.open(self.node, self._closing)
+            closing.callback(self.node.close)
+            self.address = transport.open(self.node, closing)
             self.node.connect(self.address, transport.dial)
-            failing.pop_all()
+            self._closing = closing.pop_all()
 
     @property
     def prefills(self) -> bool:
@@ -124,5 +123,4 @@ class NodeRole:
 
     def close(self) -> None:
         """Let go of everything, when the engine has stopped. Idempotent."""
-        self.node.close()
         self._closing.close()
