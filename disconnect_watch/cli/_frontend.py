@@ -34,6 +34,8 @@ __all__ = [
     "LogLevelOption",
     "LogVerbose",
     "MaxBodyBytes",
+    "MaxConnections",
+    "MaxConnectionsPerAddress",
     "MetricsPort",
     "NoCancelOnDisconnect",
     "ReadTimeout",
@@ -115,6 +117,13 @@ NoCancelOnDisconnect = Annotated[
 MaxBodyBytes = Annotated[
     int, typer.Option("--max-body-bytes", "--http-max-input-size", min=1, help="Of a request.")
 ]
+MaxConnections = Annotated[
+    int | None,
+    typer.Option(min=1, help="At once; others wait. As many as open files, unless told."),
+]
+MaxConnectionsPerAddress = Annotated[
+    int | None, typer.Option(min=1, help="At once of one IP address; more are answered 503.")
+]
 ReadTimeout = Annotated[
     float,
     typer.Option(min=0.1, help="Seconds that a request has to arrive, and more by its size."),
@@ -163,6 +172,8 @@ def serve_options(
     disconnect_grace: float,
     no_cancel_on_disconnect: bool,
     read_timeout: float,
+    max_connections: int | None,
+    max_connections_per_address: int | None,
     max_body_bytes: int,
     request_timeout: float | None,
     cancel_bound: float,
@@ -193,6 +204,8 @@ def serve_options(
         unblind=unblind,
         disconnect_grace=math.inf if no_cancel_on_disconnect else disconnect_grace,
         read_timeout=read_timeout,
+        max_connections=max_connections,
+        max_connections_per_address=max_connections_per_address,
         frontend=FrontendOptions(
             max_body_bytes=max_body_bytes,
             request_timeout=request_timeout,

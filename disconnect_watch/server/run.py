@@ -26,6 +26,7 @@ from disconnect_watch.ports import listen
 from disconnect_watch.server.access import App
 from disconnect_watch.server.app import create_app, create_metrics_app
 from disconnect_watch.server.cloud import CloudMode
+from disconnect_watch.server.crowd import TOO_MANY, Crowd, num_connections_possible
 from disconnect_watch.server.documents import encode
 from disconnect_watch.server.frontend import Frontend
 from disconnect_watch.server.guard import AdminDoor, AdminPort, Gatekeeper
@@ -89,6 +90,9 @@ class ServeOptions:
             to its end.
         keep_alive: seconds after which an idle connection is closed.
         read_timeout: seconds that a request has to arrive, beside those for its size.
+        max_connections: of the main port, who comes then waits; None for as many as there may
+            be open files.
+        max_connections_per_address: who has more is answered 503; None for no limit.
         frontend: what it allows, and how it answers.
         exit_on_error: do not serve if a model can't be loaded.
         cloud: whose paths are served instead of our own.
@@ -103,6 +107,8 @@ class ServeOptions:
     disconnect_grace: float = 0.0
     keep_alive: int = 75
     read_timeout: float = 60.0
+    max_connections: int | None = None
+    max_connections_per_address: int | None = None
     frontend: FrontendOptions = field(default_factory=FrontendOptions)
     exit_on_error: bool = True
     cloud: CloudMode | None = None
@@ -132,9 +138,18 @@ class FrontendProtocol(NoUpgrades, UploadProtocol):
     """
 
     arrivals: ClassVar[Arrivals]
+    crowd: ClassVar[Crowd]
 
     # Not in the instance's dict, as those of WatchedProtocol.
-    __slots__ = ("_first_bytes", "_has_begun", "_head_bytes", "_num_chunks", "_read_bytes")
+    __slots__ = (
+        "_address",
+        "_first_bytes",
+        "_has_begun",
+        "_head_bytes",
+        "_is_refused",
+        "_num_chunks",
+        "_read_bytes",
+    )
 
     def __init__(
         self,
@@ -147,6 +162,13 @@ class FrontendProtocol(NoUpgrades, UploadProtocol):
         super().__init__(config, server_state, {**app_state, WHOLE_KEY: True}, _loop)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        peer = transport.get_extra_info("peername")
+        self._address = peer[0] if isinstance(peer, tuple) else None
+        self._is_refused = not self.crowd.enter(self._address)
+        if self._is_refused:
+            transport.write(TOO_MANY)
+            transport.close()
+            return
         super().connection_made(transport)
         self._has_begun = False
         self._read_bytes = self._first_bytes = self._num_chunks = 0
@@ -154,8 +176,11 @@ class FrontendProtocol(NoUpgrades, UploadProtocol):
         self.arrivals.begin(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._is_refused:
+            return
         self.arrivals.end(self)
         super().connection_lost(exc)
+        self.crowd.leave(self._address)
 
     @property
     def is_answering(self) -> bool:
@@ -231,14 +256,18 @@ class FrontendServer(uvicorn.Server):
         config: uvicorn.Config,
         frontend: Frontend,
         *,
+        crowd: Crowd,
         grace: float,
         announce: Callable[[], None],
     ) -> None:
         super().__init__(config)
         self._frontend = frontend
+        self.crowd = crowd
         self._grace = grace
         self._announce = announce
         self._is_hurried = False
+        self._listening: list[socket.socket] = []
+        self._accepting: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # uvicorn's own would raise the signal again once all is done, and make an
@@ -247,10 +276,42 @@ class FrontendServer(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        # A loop's server closes its socket, and with the last of a socket the kernel's queue ends.
+        self._listening = [sock.dup() for sock in sockets or ()]
         await super().startup(sockets)
+        self.crowd.on_full = self._stop_accepting
+        self.crowd.on_room = self._accept_again
         self._announce()
 
+    def _stop_accepting(self) -> None:
+        for server in self.servers:
+            server.close()
+        self.servers = []
+
+    def _accept_again(self) -> None:
+        if self._listening and (self._accepting is None or self._accepting.done()):
+            self._accepting = asyncio.get_running_loop().create_task(self._accept())
+
+    async def _accept(self) -> None:
+        config = self.config
+        for sock in self._listening:
+            server = await asyncio.get_running_loop().create_server(
+                lambda: config.http_protocol_class(  # type: ignore[call-arg]
+                    config=config, server_state=self.server_state, app_state=self.lifespan.state
+                ),
+                sock=sock.dup(),
+                backlog=config.backlog,
+            )
+            self.servers.append(server)
+        if self.crowd.is_full:  # again, while this waited
+            self._stop_accepting()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.crowd.on_full = self.crowd.on_room = lambda: None
+        if self._accepting is not None:
+            await self._accepting
+        for sock in self._listening:
+            sock.close()
         self._frontend.begin_drain()
         logger.info("shutting down", extra={"grace": self._grace})
         deadline = asyncio.get_running_loop().time() + self._grace
@@ -309,6 +370,10 @@ def make_server(
         app: served in place of the frontend's own application.
     """
     seconds = min(options.disconnect_grace, FOREVER)
+    limit = options.max_connections
+    crowd = Crowd(
+        num_connections_possible() if limit is None else limit, options.max_connections_per_address
+    )
     protocol = type(
         "FrontendProtocol",
         (FrontendProtocol,),
@@ -320,6 +385,7 @@ def make_server(
             "on_disconnect": grace(seconds) if seconds else "cancel",
             "watcher": watcher,
             "arrivals": Arrivals(options.read_timeout),
+            "crowd": crowd,
         },
     )
     return FrontendServer(
@@ -337,6 +403,7 @@ def make_server(
             options,
         ),
         frontend,
+        crowd=crowd,
         grace=options.grace,
         announce=announce,
     )
@@ -484,12 +551,13 @@ async def _serve(
         await others.enter_async_context(
             _running(_config(scraped, NoUpgrades, options), metrics_socket)
         )
+        # The same application, with the same ledger, by other doors, which are never too crowded.
+        protocol = type("AdminProtocol", (server.config.http,), {"__slots__": (), "crowd": Crowd()})  # type: ignore[arg-type]
         if admin is not None:
-            # The same application, with the same ledger, by another door.
-            door = _config(AdminDoor(server.config.app), server.config.http, options)
+            door = _config(AdminDoor(server.config.app), protocol, options)
             await others.enter_async_context(_running(door, admin))
         if admin_port is not None:
-            port = _config(AdminPort(server.config.app), server.config.http, options)
+            port = _config(AdminPort(server.config.app), protocol, options)
             await others.enter_async_context(_running(port, admin_port))
         await server.serve(sockets=[http])
 
