@@ -79,22 +79,27 @@ def test_a_full_server_ends_as_any_other() -> None:
                     assert waits.sock.recv(1) == b""
 
 
-def test_an_address_with_too_many_is_told_and_others_are_served() -> None:
+def test_an_address_with_too_many_is_told_and_others_are_served(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with (
         serving_frontend(Frontend(ScriptedBackend()), max_connections_per_address=2) as http,
         ExitStack() as stack,
     ):
         mine = [stack.enter_context(Client(http.port)) for _ in range(2)]
         assert all(is_served(client) for client in mine)
-        with Client(http.port) as refused:
-            status, head, body = refused.read_response()
-        assert (status, head["retry-after"]) == (503, "1")
-        assert body == b'{"error":"too many connections from this address"}'
+        for _ in range(2):
+            with Client(http.port) as refused:
+                status, head, body = refused.read_response()
+                assert not refused.read_rest()
+            assert (status, head["retry-after"]) == (503, "1")
+            assert body == b'{"error":"too many connections from this address"}'
         with from_address("127.0.0.2", http.port) as other:
             other.sendall(ASKED)
             assert other.recv(4096).startswith(b"HTTP/1.1 200")
         mine[0].sock.close()
         wait_until(lambda: _is_let_in(http.port))
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def _is_let_in(port: int) -> bool:
@@ -155,6 +160,8 @@ def test_a_server_that_may_open_few_files_loses_nobody() -> None:
             told = next(line for line in server.stderr if line.startswith("serving "))
             (port,) = re.findall(r"on http://127\.0\.0\.1:(\d+),", told)
             clients = [stack.enter_context(Client(int(port))) for _ in range(LIMIT)]
+            # In each round of the loop one more is accepted, if any.
+            assert all(is_served(clients[0]) for _ in range(LIMIT))
             for client in clients:
                 client.sock.sendall(ASKED)
             for client in clients:
