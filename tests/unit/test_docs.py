@@ -1,11 +1,13 @@
 """What one page of the docs says of another file is there."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+NOTICES = ROOT / "docs/third-party.md"
 PAGES = sorted(
     [
         *(
@@ -47,3 +49,30 @@ def test_every_target_that_a_page_names_is_in_the_makefile() -> None:
     for page in PAGES:
         for words in re.findall(r"`(?:\w+=\S+ )*make ([a-z][a-z -]*)", page.read_text()):
             assert set(words.split()) <= known, (page, words)
+
+
+def test_every_package_that_an_extra_installs_has_its_licence_told() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    table = NOTICES.read_text().partition("| package |")[2]
+    told = re.findall(r"^\| ([\w-]+) \| .+ \| (\w+) \|$", table, re.MULTILINE)
+    installed = {
+        (name, extra)
+        for extra, requirements in extras.items()
+        if not extra.startswith(("test", "dev"))
+        for name in (re.split(r"[\[<>=]", requirement)[0] for requirement in requirements)
+        if name != project["name"]
+    }
+    # An extra that builds on another may ask for more of the same package.
+    assert set(told) <= installed
+    assert {name for name, _ in told} == {name for name, _ in installed}
+
+
+def test_what_public_ci_runs_is_in_the_makefile() -> None:
+    known = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    workflow = (ROOT / ".ci/github-actions.yml").read_text()
+    commands = re.findall(r"- run: (.*)", workflow)
+    assert ".ci/run" in commands
+    targets = [command.removeprefix("make ") for command in commands if command.startswith("make ")]
+    assert targets
+    assert set(targets) <= known
