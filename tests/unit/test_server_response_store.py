@@ -220,6 +220,28 @@ def test_a_file_is_found_again_with_all_that_counts(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize("name", ["", "responses.db"])
+def test_what_is_refused_has_made_no_room(tmp_path: Path, name: str) -> None:
+    limits = StoreLimits(max_bytes=100)
+    path = tmp_path / name if name else None
+
+    async def main() -> None:
+        async with closing(SqliteStore(path, limits=limits, clock=lambda: 1000.0)) as store:
+            await keep(store, 1, size=40)
+            await store.create(entry(2, size=50))
+            before = await store.stats()
+            for _ in range(2):
+                # Without the first there would still be no room, beside what runs.
+                with pytest.raises(StoreFullError):
+                    await store.create(entry(3, size=60))
+                assert await kept(store, 1, 2, 3) == [1, 2]
+                assert await store.stats() == before
+            await store.create(entry(4, size=10))
+            assert await kept(store, 1, 2, 4) == [1, 2, 4]
+
+    asyncio.run(main())
+
+
 def test_a_file_belongs_to_one_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_store, "PATIENCE", 0.01)
     path = tmp_path / "responses.db"

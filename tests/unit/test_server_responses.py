@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,12 +15,13 @@ from disconnect_watch.server import Frontend, FrontendOptions
 from disconnect_watch.server.openai.responses import service
 from disconnect_watch.server.openai.responses.sqlite_store import SqliteStore
 from disconnect_watch.server.openai.responses.store import Entry, StoreError
+from disconnect_watch.token import Reason
 from tests.support.backends import ScriptedBackend
 from tests.support.net import until
 from tests.support.serve import request_app
 
 BODY: dict[str, Any] = {"model": "script", "input": "x"}
-Ask = Callable[..., Awaitable[httpx.Response]]
+Ask = Callable[..., Coroutine[Any, Any, httpx.Response]]
 
 
 class FailingStore(SqliteStore):
@@ -103,6 +104,32 @@ def test_an_answer_whose_end_cannot_be_stored_is_given_all_the_same(
             store.failing = ""
             found = (await ask("GET", f"/v1/responses/{made['id']}")).json()
             assert found["status"] == "failed"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_who_is_cancelled_before_his_response_is_queued_cancels_it(background: bool) -> None:
+    async def main() -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        class WaitingStore(SqliteStore):
+            async def create(self, entry: Entry) -> None:
+                begun.set()
+                await go_on.wait()
+                await super().create(entry)
+
+        async with asking(ScriptedBackend("a"), WaitingStore()) as (ask, frontend):
+            body = BODY | {"background": background}
+            asked = asyncio.create_task(ask("POST", "/v1/responses", body))
+            await begun.wait()
+            (record,) = frontend.ledger.live()
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+            assert record.token.reason is (None if background else Reason.OWNER_CLOSED)
+            go_on.set()
+            await until(lambda: frontend.responses.num_running == 0)
 
     asyncio.run(main())
 

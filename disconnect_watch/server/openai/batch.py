@@ -51,14 +51,27 @@ class Batch:
         """Yield each output with the number of its generation, as they come.
 
         Raises:
-            RequestError: one did not finish, which is the end of all.
+            RequestError: one did not finish, which is the end of all; it is told when they have
+                ended, so that what is logged of the request has all its parts.
         """
         source = self._single() if len(self._runnings) == 1 else self._merged()
+        broken: Outcome | None = None
         async for part, output in source:
-            if output.outcome is not None:
-                raise_unless_finished(output.outcome)
-                self._outcomes.append(output.outcome)
-            yield part, output
+            outcome = output.outcome
+            if outcome is not None:
+                self._outcomes.append(outcome)
+                if outcome.kind != "finished" and broken is None:
+                    broken = outcome
+                    await self._end_others()
+            if broken is None:
+                yield part, output
+        if broken is not None:
+            raise_unless_finished(broken)
+
+    async def _end_others(self) -> None:
+        """Abort what still runs; what ended one of them may have ended it already."""
+        left = [running for running in self._runnings if not running.is_over]
+        await asyncio.gather(*(running.abort() for running in left))
 
     def usage(self) -> dict[str, object]:
         """Numbers of tokens, once all have finished."""
