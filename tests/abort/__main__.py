@@ -3,7 +3,8 @@
 import argparse
 import sys
 
-from tests.abort.cells import KINDS, all_cells
+from tests.abort.cells import all_cells
+from tests.abort.kinds import KINDS
 from tests.abort.measure import measure_all
 from tests.abort.report import PAGE, page
 

@@ -19,8 +19,9 @@ from disconnect_watch.engine import Embedder
 from disconnect_watch.keys import Caller, KeyRing, Role, digest_of
 from disconnect_watch.server import run
 from disconnect_watch.server.access import RequestRecord
+from disconnect_watch.server.openai.responses import service
 from disconnect_watch.testing import LeavingClient, Way
-from tests.abort.cells import Cell, Observed
+from tests.abort.cells import SO_FAR, Cell, Observed
 from tests.abort.stages import NUM_STEPS, Stage, stage_of, write_held_model
 from tests.support.bert import random_embedder
 from tests.support.http import request_bytes
@@ -37,7 +38,10 @@ _HEADERS = {"Authorization": "Bearer alice-key"}
 
 #: Seconds of the first deadline that is tried; one that passes before its phase is reached is
 #: tried again, twice as long.
-DEADLINE = 0.25
+DEADLINE = 0.5
+
+#: Events of a response that are its end.
+_LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
 
 _names = itertools.count()
 
@@ -48,8 +52,8 @@ def measure_all(cells: Sequence[Cell]) -> dict[Cell, Observed]:
     Raises:
         AssertionError: something did not come; the note says in which cell.
     """
-    together = [cell for cell in cells if cell.who != "shutdown"]
-    alone = [[cell] for cell in cells if cell.who == "shutdown"]
+    together = [cell for cell in cells if "shutdown" not in cell.causes]
+    alone = [[cell] for cell in cells if "shutdown" in cell.causes]
     found: dict[Cell, Observed] = {}
     for group in ([together] if together else []) + alone:
         with serving_all({cell.kind.work for cell in group}) as bench:
@@ -79,6 +83,7 @@ def serving_all(works: set[str]) -> Iterator["Bench"]:
             write_held_model(repository)
         # Who was cut short is told so, however slow the machine is.
         ends.enter_context(mock.patch.object(run, "FLUSH", PATIENCE))
+        ends.enter_context(mock.patch.object(service, "LAST_WORDS", PATIENCE))
         lines = ends.enter_context(_access_lines())
         serving = ends.enter_context(
             serving_engine(
@@ -138,7 +143,7 @@ class Bench:
         """None if a deadline was over before the request was in its phase."""
         name = f"cell-{next(_names)}"
         headers = {**_HEADERS, "X_Request_Id": name}
-        if cell.who == "deadline":
+        if "deadline" in cell.causes:
             headers["X_Request_Timeout"] = f"{seconds}"
         with self._client() as asker, self._client() as client:
             wait_until(lambda: self._serving.watcher.stats().num_connections >= 2)
@@ -147,37 +152,55 @@ class Bench:
             began = time.monotonic()
             client.send(request_bytes(cell.kind.path, dict(stage.body), **headers))
             answer = ""
+            is_background = cell.kind.outlives and not cell.kind.is_stream
             if cell.phase == "finished":
                 answer = _answer(client)
-            record = self._record(name)
             stage.reach()
+            if is_background and not answer:
+                answer = _answer(client)  # comes when it is queued, which is between two steps
+            # Of what is there now: a response of the background goes on as another record.
+            record = self._record(name)
             if cell.phase == "finished":
                 wait_until(lambda: not self._serving.frontend.ledger.is_live(record))
             elif cell.has_head:
                 wait_until(lambda: unread_bytes(client.sock) > 0)
-            if record.token.cancelled:
+            is_over = cell.phase != "finished" and record.outcome is not None
+            if record.token.cancelled or is_over:
                 return None
             asked = self._end(cell, client, asker, name, began + seconds, before)
-            stage.release(lambda: record.outcome is not None)
+            # An abort that came when the engine had ended it already is answered behind one more
+            # step.
+            stage.release(
+                lambda: record.outcome is not None and (not asked or unread_bytes(asker.sock) > 0),
+                without_holder=cell.runs_on,
+            )
             reply = ""
             if asked:
                 reply = str(json.loads(asker.answer().body)["status"])
-            wait_until(lambda: self._lines_of(record))
+            wait_until(lambda: self._lines_of(record, cell))
+            lines = self._lines_of(record, cell)
+            if is_background:
+                answer = f"{answer}, then {lines[0]['response_status']}"
             if not answer:
                 answer = _rest(client, cell) if cell.is_left else _answer(client)
-            if cell.who == "shutdown":
+            is_shutdown = "shutdown" in cell.causes
+            if is_shutdown:
                 stage.open()
-                wait_until(lambda: self._are_all_logged(before, num_lines))
+            if cell.phase == "queued" and (is_shutdown or cell.runs_on):
+                # Whoever held the place has ended, too.
+                wait_until(lambda: len(self._others(record, num_lines)) == 1)
             signals, outcomes = self._since(before)
-            lines = self._lines_of(record)
-            for line in self._lines[num_lines:]:
-                # A shutdown ends whoever held the place, too.
-                if line not in lines and "outcome" in line:
+            for line in self._others(record, num_lines):
+                if line["outcome"] == "finished":
+                    outcomes["finished", "decode"] -= 1
+                else:
                     outcomes[line["outcome"], line["phase"]] -= 1
                     signals[line["reason"]] -= 1
             signals.pop("owner_closed", None)
             late = 0
-            if cell.phase == "decode" and cell.kind.work == "engine":
+            if cell.runs_on:
+                pass  # what is generated behind the signal is what was asked for
+            elif cell.phase == "decode" and cell.kind.work == "engine":
                 generated = self._serving.backend.stats().num_generated_tokens - tokens_before
                 late = generated - NUM_STEPS
             elif cell.phase != "finished":
@@ -194,30 +217,35 @@ class Bench:
         before: Counters,
     ) -> bool:
         """Ask for the end of the request; returns whether by the API, once all was counted."""
-        asks = cell.who in ("api", "both")
-        is_blocked = cell.who == "both" and cell.is_told_at_once
+        is_blocked = len(cell.causes) > 1 and cell.is_told_at_once
         # Both are there before the server looks at either.
         unblock = self._serving.http.block_loop() if is_blocked else lambda: None
-        if cell.who in ("fin", "both"):
-            # What the engine has sent may be on its way, and a close that leaves it unread were
-            # a reset; who half-closes has left all the same.
-            client.leave(Way.HALF_CLOSE if cell.has_head else Way.FIN)
-        elif cell.who == "rst":
-            client.leave(Way.RST)
-        elif cell.who == "shutdown":
-            self._serving.http.server.should_exit = True
-        if asks:
-            path = f"/v1/requests/{name}/cancel"
-            asker.send(request_bytes(path, {"wait": 60}, **_HEADERS))
+        for cause in cell.causes:
+            if cause == "fin":
+                # What the engine has sent may be on its way, and a close that leaves it unread
+                # were a reset; who half-closes has left all the same.
+                client.leave(Way.HALF_CLOSE if cell.has_head else Way.FIN)
+            elif cause == "rst":
+                client.leave(Way.RST)
+            elif cause == "shutdown":
+                self._serving.http.server.should_exit = True
+            elif cause == "api":
+                path = f"/v1/requests/{name}/cancel"
+                asker.send(request_bytes(path, {"wait": 60}, **_HEADERS))
+            else:
+                wait_until(lambda: time.monotonic() > due)
         unblock()
-        if cell.who == "deadline":
-            wait_until(lambda: time.monotonic() > due)
-        if cell.who == "shutdown" and cell.phase == "finished":
+        if cell.who == "shutdown" and cell.phase == "finished" and not cell.kind.outlives:
             with contextlib.suppress(EOFError):
                 client.read(1)  # the server closes what is idle
-        signals = cell.expected.signals[-1 if cell.is_told_at_once else 0]
-        wait_until(lambda: self._since(before)[0].total() >= len(signals))
-        return asks
+        wait_until(lambda: self._since(before)[0].total() >= cell.num_signals)
+        if cell.runs_on or cell.kind.outlives:
+            # Not before its end was asked for: what goes on without its client would come to it.
+            is_shutdown = "shutdown" in cell.causes and cell.phase != "finished"
+            wait_until(lambda: self._since(before)[0]["shutdown"] >= is_shutdown)
+        if cell.is_left and "shutdown" not in cell.causes:
+            wait_until(lambda: sum(self._since(before)[0][each] for each in ("fin", "reset")))
+        return "api" in cell.causes
 
     def _client(self) -> LeavingClient:
         return LeavingClient(f"http://127.0.0.1:{self._serving.port}", timeout=PATIENCE)
@@ -229,12 +257,18 @@ class Bench:
         assert record is not None
         return record
 
-    def _lines_of(self, record: RequestRecord) -> list[dict[str, Any]]:
-        return [line for line in self._lines if line["request_id"] == record.request_id]
+    def _lines_of(self, record: RequestRecord, cell: Cell) -> list[dict[str, Any]]:
+        """Of the request; in the background, of what goes on when that is answered."""
+        lines = [line for line in self._lines if line["request_id"] == record.request_id]
+        return [line for line in lines if "outcome" in line] if cell.kind.outlives else lines
 
-    def _are_all_logged(self, before: Counters, num_lines: int) -> bool:
-        logged = [line for line in self._lines[num_lines:] if line.get("reason") == "shutdown"]
-        return len(logged) == self._since(before)[0]["shutdown"]
+    def _others(self, record: RequestRecord, num_lines: int) -> list[dict[str, Any]]:
+        """The lines behind so many of other requests that came to be worked on."""
+        return [
+            line
+            for line in self._lines[num_lines:]
+            if line["request_id"] != record.request_id and "outcome" in line
+        ]
 
     def _counters(self) -> Counters:
         return _counters(self._serving.metrics.render().decode())
@@ -259,6 +293,8 @@ def _answer(client: LeavingClient) -> str:
     if not events or answer.status != 200 or events[-1] == b"[DONE]":
         return str(answer.status)
     last = json.loads(events[-1])
+    if str(last.get("type")).startswith("response.") and last["type"] not in _LAST_EVENTS:
+        return SO_FAR
     response = last.get("response", {})
     if response.get("status") == "cancelled":
         return "499 in the stream"
@@ -279,7 +315,7 @@ def _status_of(message: str) -> int:
 
 def _rest(client: LeavingClient, cell: Cell) -> str:
     """What a client is told that has left; one that half-closed can still read."""
-    if client.sock.fileno() < 0 or cell.who == "rst":
+    if client.sock.fileno() < 0 or "rst" in cell.causes:
         return "nothing"
     rest = b""
     with contextlib.suppress(EOFError, ConnectionError):
@@ -287,8 +323,10 @@ def _rest(client: LeavingClient, cell: Cell) -> str:
             rest += client.read(1)
     if not rest.endswith(b"0\r\n\r\n"):
         return "nothing"
-    is_cancel = b"aborted" in rest or b'"status":"cancelled"' in rest
-    return "499 in the stream" if is_cancel else "complete"
+    if b'"status":"cancelled"' in rest:
+        return "499 in the stream"
+    status = _status_of(rest.decode())
+    return SO_FAR if status == 500 and cell.kind.outlives else f"{status} in the stream"
 
 
 def _counters(text: str) -> Counters:
@@ -313,12 +351,16 @@ def _access_lines() -> Iterator[list[dict[str, Any]]]:
         def emit(self, record: logging.LogRecord) -> None:
             lines.append(vars(record))
 
-    logger, handler = logging.getLogger("disconnect_watch.access"), Handler()
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    handler = Handler()
+    # A response of the background has a line of its own.
+    loggers = [logging.getLogger(f"disconnect_watch.{name}") for name in ("access", "responses")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
     try:
         yield lines
     finally:
-        logger.setLevel(level)
-        logger.removeHandler(handler)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+            logger.removeHandler(handler)

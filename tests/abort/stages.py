@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from disconnect_watch.engine import Embedder
-from disconnect_watch.testing import LeavingClient
-from tests.abort.cells import KINDS
+from disconnect_watch.testing import LeavingClient, Way
+from tests.abort.kinds import KINDS
 from tests.support.bert import held
 from tests.support.gate import gated
 from tests.support.http import request_bytes
@@ -72,8 +72,12 @@ class Stage(Protocol):
     def reach(self) -> None:
         """Wait until the request, which was sent, is in its phase."""
 
-    def release(self, is_over: Callable[[], bool]) -> None:
-        """Let it go on until that is so."""
+    def release(self, is_over: Callable[[], bool], *, without_holder: bool = False) -> None:
+        """Let it go on until that is so.
+
+        Args:
+            without_holder: of the place that a queued one waits for: it leaves.
+        """
 
     def open(self) -> None:
         """Hold nobody any more."""
@@ -100,7 +104,7 @@ class _Free:
     def reach(self) -> None:
         pass
 
-    def release(self, is_over: Callable[[], bool]) -> None:
+    def release(self, is_over: Callable[[], bool], *, without_holder: bool = False) -> None:
         wait_until(is_over)
 
     def open(self) -> None:
@@ -136,16 +140,22 @@ def _in_engine(phase: str, serving: Serving, body: Any) -> Iterator[Stage]:
                     gate.pass_steps(1)
                     gate.wait()
 
-            def release(self, is_over: Callable[[], bool]) -> None:
-                if phase != "queued":
+            def release(self, is_over: Callable[[], bool], *, without_holder: bool = False) -> None:
+                if without_holder and phase == "queued":
+                    holder.leave(Way.HALF_CLOSE)
+                if without_holder or phase != "queued":
                     gate.open()
-                while phase == "queued" and not is_over():
+                    wait_until(is_over)
+                while not is_over():
                     # The holder must not come to the end of its context meanwhile; with it gone,
                     # there is no further step.
                     if gate.is_held:
                         gate.pass_steps(1)
                     wait_until(lambda: gate.is_held or is_over())
                 wait_until(is_over)
+
+            def open(self) -> None:
+                gate.open()
 
         yield Held(body)
 
@@ -168,7 +178,7 @@ def _in_encoder(phase: str, serving: Serving, embedder: Embedder, body: Any) -> 
                 num = 1 if holder is None else 2
                 wait_until(lambda: serving.frontend.stats().num_live == num)
 
-            def release(self, is_over: Callable[[], bool]) -> None:
+            def release(self, is_over: Callable[[], bool], *, without_holder: bool = False) -> None:
                 if holder is None:
                     hold.open()
                 wait_until(is_over)  # what waits ends while the other is still held

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.abort.cells import KINDS, PHASES, WHO, Cell, Observed, all_cells, some_cells
+from tests.abort.cells import WHO, Cell, Observed, all_cells, some_cells
+from tests.abort.kinds import KINDS, PHASES
 from tests.abort.measure import measure_all
 from tests.abort.report import PAGE, page
 
@@ -33,9 +34,10 @@ def test_each_end_is_counted_once_and_told_in_every_phase(name: str) -> None:
 
 def test_default_cells_have_each_kind_with_each_end_and_all_phases() -> None:
     assert {(cell.kind_name, cell.who) for cell in SOME} >= {
-        (name, who) for name in KINDS for who in WHO if who != "shutdown"
+        (name, who) for name in KINDS for who in ("fin", "rst", "api", "deadline")
     }
-    assert "shutdown" in {cell.who for cell in SOME}
+    assert {cell.who for cell in SOME} == set(WHO)
+    assert {cell.who for cell in SOME if cell.kind.outlives} >= {"shutdown", "api_deadline"}
     for work in {kind.work for kind in KINDS.values()}:
         phases = {phase for kind in KINDS.values() if kind.work == work for phase in kind.phases}
         assert {cell.phase for cell in SOME if cell.kind.work == work} == phases
@@ -85,6 +87,16 @@ def test_of_two_at_once_the_log_and_the_abort_tell_one_story() -> None:
     assert cell.complaints(replace(both, lines=by_fin, reply="already_cancelled")) == []
     assert cell.complaints(replace(both, lines=by_fin))
     assert cell.complaints(replace(both, reply="already_cancelled"))
+
+
+def test_of_two_at_once_the_cause_is_counted() -> None:
+    cell = Cell("chat", "api_deadline", "decode")
+    by_deadline = ({**RIGHT.lines[0], "reason": "deadline", "status": 504},)
+    late = replace(RIGHT, lines=by_deadline, answer="504", reply="already_cancelled")
+    assert cell.complaints(RIGHT) == []
+    assert cell.complaints(replace(late, signals=Counter(deadline=1))) == []
+    assert cell.complaints(replace(late, signals=Counter(deadline=1, aborted=1))) == []
+    assert cell.complaints(late)
 
 
 def test_page_of_the_documentation_has_every_row() -> None:
