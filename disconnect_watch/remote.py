@@ -19,8 +19,8 @@ from disconnect_watch.token import CancelToken, flag_table
 
 __all__ = ["FLAG_KEY", "FlagName", "RemoteFlag", "RemoteTables", "name_of", "words_of"]
 
-#: Under which a request to an engine in another process carries the name of its flag.
-FLAG_KEY = "disconnect_watch.flag"
+#: Under which a request to an engine in another process carries the names of its flags.
+FLAG_KEY = "disconnect_watch.flags"
 
 
 class FlagName(NamedTuple):

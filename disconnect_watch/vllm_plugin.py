@@ -11,9 +11,9 @@ at it: see ``adapters.vllm`` and ``backends.hooks.vllm``.
 import os
 import sys
 
-__all__ = ["VARIABLE", "register"]
+from disconnect_watch.vllm_variable import ENGINE, VARIABLE
 
-VARIABLE = "DISCONNECT_WATCH_VLLM"
+__all__ = ["register"]
 
 _NO = {"", "0", "false", "no", "off"}
 #: vLLM looks into a model's class in a process of its own, which serves nobody.
@@ -29,10 +29,12 @@ def register() -> None:
     value = os.environ.get(VARIABLE, "")
     if value.lower() in _NO or _runs(_INSPECTION):
         return
-    from disconnect_watch.adapters import vllm as frontend
     from disconnect_watch.backends.hooks import vllm as engine
 
-    frontend.install(value)
+    if value.lower() != ENGINE:
+        from disconnect_watch.adapters import vllm as frontend
+
+        frontend.install(value)
     engine.install()
 
 

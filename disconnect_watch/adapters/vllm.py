@@ -212,7 +212,7 @@ def _with_flag(params: Any) -> Any:
     # What a client writes there itself is no flag of its.
     extra = {key: value for key, value in extra.items() if key != FLAG_KEY}
     if token is not None:
-        extra[FLAG_KEY] = list(name_of(token))
+        extra[FLAG_KEY] = [list(name_of(token))]
     params = params.clone()
     params.extra_args = extra
     return params

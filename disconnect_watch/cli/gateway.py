@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,6 +49,19 @@ def gateway(
     triton: Annotated[
         list[str] | None,
         typer.Option(help="grpc://HOST:PORT of a Triton, or of several with commas between."),
+    ] = None,
+    vllm: Annotated[
+        str | None,
+        typer.Option(help="A model for vLLM to run here: a folder, or its name at Hugging Face."),
+    ] = None,
+    vllm_args: Annotated[
+        str, typer.Option(help="Options of vLLM's engine, as `vllm serve` has them, in one text.")
+    ] = "",
+    model_name: Annotated[
+        str | None, typer.Option(help="Name of vLLM's model in URLs; its folder's by default.")
+    ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="A Jinja file to take for the one of vLLM's model.")
     ] = None,
     http: Annotated[
         str | None, typer.Option(help="http://HOST:PORT of any other server, to be passed to.")
@@ -107,14 +121,15 @@ def gateway(
     """Stand before other servers, and have them notice that a client left.
 
     With --triton the endpoints are those of `serve` and of Triton itself; each request is a
-    gRPC call, whose cancel Triton passes to its model. With --http each request goes to the
-    server as it is, and its connection is closed when its client leaves. Until SIGTERM or
-    Ctrl-C.
+    gRPC call, whose cancel Triton passes to its model. With --vllm a model is run by vLLM, whose
+    engine looks at the flags of who left, behind the endpoints of `serve`. With --http each
+    request goes to the server as it is, and its connection is closed when its client leaves.
+    Until SIGTERM or Ctrl-C.
     """
-    if (triton is None) == (http is None):
-        fail("give one of --triton and --http: what the gateway is to stand before")
+    if [triton, vllm, http].count(None) != 2:
+        fail("give one of --triton, --vllm and --http: what the gateway is to stand before")
     if http is not None and api_keys is not None:
-        fail("--api-keys go with --triton: a server behind --http looks at its own")
+        fail("--api-keys go with --triton or --vllm: a server behind --http looks at its own")
     try:
         keys = KeyRing.read(api_keys, environment=os.environ)
         pem = [file.read_bytes() if file else None for file in (triton_ca, triton_key, triton_cert)]
@@ -135,10 +150,15 @@ def gateway(
                         TritonRepository,
                         parse_endpoints,
                     )
-                else:
+                elif http is not None:
                     from disconnect_watch.server.reverse_proxy import ReverseProxy
+                else:
+                    from disconnect_watch.backends.vllm import VllmBackend, engine_args
             except ImportError as error:
-                fail(f"{error}; install it with: pip install 'disconnect-watch[gateway]'")
+                package = (
+                    "'disconnect-watch[gateway]'" if vllm is None else "vllm, into this Python"
+                )
+                fail(f"{error}; install it with: pip install {package}")
 
             configure_logging("debug" if log_verbose else log_level.value)
             gatekeeper = Gatekeeper(keys)
@@ -181,16 +201,25 @@ def gateway(
                     behind["open_remote"] = lambda: TritonRepository(
                         endpoints, connecting=connecting, passing=passing
                     )
-                else:
-                    assert http is not None
+                elif http is not None:
                     behind["open_app"] = ReverseProxy(http).serving
             except re.error as error:
                 fail(f"--pass-headers {pass_headers!r} is no regular expression: {error}")
             except ValueError as error:
                 fail(str(error))
 
+            backend = None
+            if vllm is not None:
+                try:
+                    backend = VllmBackend.from_args(
+                        engine_args(vllm, shlex.split(vllm_args)),
+                        name=model_name,
+                        chat_template=chat_template,
+                    )
+                except ValueError as error:
+                    fail(str(error))
             serve_until_signal(
-                None,
+                backend,
                 http=listening,
                 metrics=metrics,
                 options=options,

@@ -130,7 +130,7 @@ def test_a_response_in_the_background_runs_on(server: VllmServer) -> None:
 
 
 def test_a_client_cannot_name_the_flag_of_another(server: VllmServer) -> None:
-    flag = {"disconnect_watch.flag": [server.process.pid, 0, 0, 0]}
+    flag = {"disconnect_watch.flags": [server.process.pid, 0, 0, 0]}
     with server.client() as client:
         client.sock.sendall(request_of("completions", stream=True, vllm_xargs=flag))
         client.read_until(b"data: ")

@@ -59,8 +59,10 @@ def root_logger() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "give one of --triton and --http"),
-        (["--http", "http://a", "--triton", "grpc://a"], "give one of --triton and --http"),
+        ([], "give one of --triton, --vllm and --http"),
+        (["--http", "http://a", "--triton", "grpc://a"], "give one of --triton, --vllm and --http"),
+        (["--vllm", "folder", "--triton", "grpc://a"], "give one of --triton, --vllm and --http"),
+        (["--vllm", "folder"], "install it with: pip install vllm"),
         (["--http", "grpc://a"], "give http://HOST:PORT"),
         (["--http", "http://a", "--api-keys", "keys"], "--api-keys go with --triton"),
         (["--triton", "http://a:8000"], "give grpc://HOST:PORT"),

@@ -37,12 +37,19 @@ class Process:
     port: int
     metrics_port: int
 
-    def __init__(self, *options: str, command: str = "serve") -> None:
+    def __init__(
+        self,
+        *options: str,
+        command: str = "serve",
+        python: Path | str = sys.executable,
+        env: dict[str, str] | None = None,
+    ) -> None:
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _LAUNCH, str(os.getpid()), command, *FREE_PORTS, *options],
+            [python, "-c", _LAUNCH, str(os.getpid()), command, *FREE_PORTS, *options],
             stderr=subprocess.PIPE,
             text=True,
+            env=env,
         )
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -97,9 +104,15 @@ def endless_model(directory: Path) -> Path:
 
 
 @contextlib.contextmanager
-def running(*options: str, within: float = 170, command: str = "serve") -> Iterator[Process]:
-    """The command, ready; killed at the end, whatever happened, so that none is left behind."""
-    process = Process(*options, command=command)
+def running(
+    *options: str, within: float = 170, command: str = "serve", **of_process: Any
+) -> Iterator[Process]:
+    """The command, ready; killed at the end, whatever happened, so that none is left behind.
+
+    Args:
+        of_process: ``python`` and ``env``, where they are not those of the tests.
+    """
+    process = Process(*options, command=command, **of_process)
     try:
         process.wait_until_it_serves(within)
         yield process

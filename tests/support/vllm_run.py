@@ -74,7 +74,7 @@ class Engine:
     def add(
         self, name: str, prompt: list[int], token: CancelToken | None = None, n: int = NUM_TOKENS
     ) -> None:
-        extra = None if token is None else {FLAG_KEY: list(name_of(token))}
+        extra = None if token is None else {FLAG_KEY: [list(name_of(token))]}
         params = SamplingParams(max_tokens=n, temperature=0, ignore_eos=True, extra_args=extra)
         self.engine.add_request(name, {"prompt_token_ids": prompt}, params)
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from disconnect_watch import CancelToken
-from disconnect_watch.backends.hooks.vllm._look import Look, flag_of
+from disconnect_watch.backends.hooks.vllm._look import Look, flags_of
 from disconnect_watch.backends.hooks.vllm._runner import GivenUp, Step
 from disconnect_watch.remote import FLAG_KEY, FlagName, RemoteFlag, RemoteTables, name_of
 from disconnect_watch.token import flag_table
@@ -18,14 +18,14 @@ class Params:
         self.extra_args = {FLAG_KEY: name}
 
 
-def flags_of(tokens: dict[str, CancelToken]) -> dict[str, RemoteFlag]:
+def flags_by_id(tokens: dict[str, CancelToken]) -> dict[str, list[RemoteFlag]]:
     tables = RemoteTables()
-    return {name: tables.find(name_of(token)) for name, token in tokens.items()}
+    return {name: [tables.find(name_of(token))] for name, token in tokens.items()}
 
 
 def test_those_that_fired_are_told_by_id() -> None:
     tokens = {name: CancelToken() for name in "abcd"}
-    look = Look(flags_of(tokens))
+    look = Look(flags_by_id(tokens))
     assert not look.has_fired()
     tokens["b"].cancel()
     tokens["d"].cancel()
@@ -41,8 +41,9 @@ def test_nothing_to_look_at_has_not_fired() -> None:
 
 def test_a_slot_with_another_tenant_has_not_fired() -> None:
     token = CancelToken()
-    flag = flags_of({"a": token})["a"]
-    look = Look({"a": RemoteFlag(flag.table, flag.words, flag.slot, (token.generation + 1) << 8)})
+    (flag,) = flags_by_id({"a": token})["a"]
+    other = RemoteFlag(flag.table, flag.words, flag.slot, (token.generation + 1) << 8)
+    look = Look({"a": [other]})
     token.cancel()
     assert not look.has_fired()
 
@@ -50,7 +51,7 @@ def test_a_slot_with_another_tenant_has_not_fired() -> None:
 def test_flags_of_several_tables_are_looked_at_together() -> None:
     token = CancelToken()
     other = memoryview(bytearray(b"\1\1\0\0")).cast("I")  # generation 1, reason 1
-    look = Look({**flags_of({"a": token}), "b": RemoteFlag(flag_table(), other, 0, 1 << 8)})
+    look = Look({**flags_by_id({"a": token}), "b": [RemoteFlag(flag_table(), other, 0, 1 << 8)]})
     assert look.fired() == ["b"]
     token.cancel()
     assert look.fired() == ["a", "b"]
@@ -58,17 +59,28 @@ def test_flags_of_several_tables_are_looked_at_together() -> None:
 
 def test_parameters_name_a_flag() -> None:
     token = CancelToken()
-    flag = flag_of(Params(list(name_of(token))))
-    assert flag is not None
+    (flag,) = flags_of(Params([list(name_of(token))]))
     token.cancel()
     assert flag.cancelled
-    assert flag_of(None) is None
-    assert flag_of(object()) is None
+    assert flags_of(None) == []
+    assert flags_of(object()) == []
 
 
-@pytest.mark.parametrize("name", ["text", [1, 2], [-1, -1, -1, -1], {}, 7])
+@pytest.mark.parametrize("name", ["text", [1, 2], [-1, -1, -1, -1], {}, 7, None])
 def test_what_names_none_is_passed_over(name: object) -> None:
-    assert flag_of(Params(name)) is None
+    token = CancelToken()
+    assert flags_of(Params(name)) == []
+    assert len(flags_of(Params([name, list(name_of(token))]))) == 1
+
+
+def test_one_of_two_flags_is_enough_and_is_told_once() -> None:
+    client, own = CancelToken(), CancelToken()
+    tables = RemoteTables()
+    look = Look({"a": [tables.find(name_of(client)), tables.find(name_of(own))]})
+    own.cancel()
+    assert look.fired() == ["a"]
+    client.cancel()
+    assert look.fired() == ["a"]
 
 
 def test_a_process_whose_flags_cannot_be_read_is_logged_once(
@@ -77,13 +89,13 @@ def test_a_process_whose_flags_cannot_be_read_is_logged_once(
     nobody = FlagName(1 << 22, 3, 0, 1)  # beyond the greatest id of a process
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            assert flag_of(Params(list(nobody))) is None
+            assert flags_of(Params([list(nobody)])) == []
     (record,) = caplog.records
     assert "cannot look at the flags of process 4194304" in record.getMessage()
 
 
 def step_of(tokens: dict[str, CancelToken], num_tokens: dict[str, int]) -> Step:
-    return Step(Look(flags_of(tokens)), num_tokens, num_layers=10)
+    return Step(Look(flags_by_id(tokens)), num_tokens, num_layers=10)
 
 
 def test_a_step_that_nobody_waits_for_is_given_up_at_its_last_layer_too() -> None:

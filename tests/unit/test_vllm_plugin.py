@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from disconnect_watch.adapters.vllm import options_of
-from disconnect_watch.vllm_plugin import VARIABLE
+from disconnect_watch.vllm_variable import VARIABLE
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,7 +36,10 @@ def test_it_loads_nothing_where_it_is_not_asked_for(value: str | None) -> None:
         text=True,
         check=True,
     )
-    assert done.stdout.split() == ["disconnect_watch.vllm_plugin"]
+    assert sorted(done.stdout.split()) == [
+        "disconnect_watch.vllm_plugin",
+        "disconnect_watch.vllm_variable",
+    ]
 
 
 def test_it_is_an_entry_point_of_vllms_own() -> None:

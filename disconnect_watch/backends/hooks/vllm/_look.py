@@ -1,7 +1,7 @@
 """Many requests' flags, looked at together: a few calls of numpy, whatever their number."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from disconnect_watch.remote import FLAG_KEY, FlagName, RemoteFlag, RemoteTables
 
-__all__ = ["Look", "flag_of"]
+__all__ = ["Look", "flags_of"]
 
 logger = logging.getLogger("vllm.disconnect_watch")
 
@@ -18,12 +18,17 @@ _tables = RemoteTables()
 _unreadable: set[int] = set()
 
 
-def flag_of(params: Any) -> RemoteFlag | None:
-    """The flag that sampling parameters name; None where they name none that can be read."""
+def flags_of(params: Any) -> list[RemoteFlag]:
+    """The flags that sampling parameters name, those that can be read."""
     extra = getattr(params, "extra_args", None)
-    name = extra.get(FLAG_KEY) if extra else None
-    if name is None:
-        return None
+    names = extra.get(FLAG_KEY) if extra else None
+    if not isinstance(names, list):
+        return []
+    flags = [_find(name) for name in names]
+    return [flag for flag in flags if flag is not None]
+
+
+def _find(name: Any) -> RemoteFlag | None:
     try:
         return _tables.find(FlagName(*name))
     except (OSError, TypeError, ValueError) as error:
@@ -35,15 +40,16 @@ def flag_of(params: Any) -> RemoteFlag | None:
 
 
 class Look:
-    """The flags of some requests, by id.
+    """The flags of some requests, by id; one that fired is enough.
 
     Threads: one at a time. Flags may be set by any meanwhile.
     """
 
-    def __init__(self, flags: Mapping[str, RemoteFlag]) -> None:
+    def __init__(self, flags: Mapping[str, Sequence[RemoteFlag]]) -> None:
         by_table: dict[int, tuple[memoryview, list[tuple[str, RemoteFlag]]]] = {}
-        for request_id, flag in flags.items():
-            by_table.setdefault(id(flag.words), (flag.words, []))[1].append((request_id, flag))
+        for request_id, own in flags.items():
+            for flag in own:
+                by_table.setdefault(id(flag.words), (flag.words, []))[1].append((request_id, flag))
         self._groups = [
             _Group(
                 np.frombuffer(words, np.uint32),
@@ -60,9 +66,10 @@ class Look:
 
     def fired(self) -> list[str]:
         """The ids of those that were."""
-        return [
+        ids = (
             group.ids[index] for group in self._groups for index in np.flatnonzero(group.fired())
-        ]
+        )
+        return list(dict.fromkeys(ids))
 
 
 class _Group:

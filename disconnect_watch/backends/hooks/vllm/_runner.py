@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from disconnect_watch.backends.hooks.vllm._look import Look, flag_of
+from disconnect_watch.backends.hooks.vllm._look import Look, flags_of
 
 __all__ = ["dead_of", "install"]
 
@@ -96,12 +96,13 @@ class _Looks:
         if ids != self._ids or scheduler_output.scheduled_new_reqs:
             new = {new.req_id: new for new in scheduler_output.scheduled_new_reqs}
             known = self._runner.requests
-            flags = {
-                request_id: flag_of((new.get(request_id) or known[request_id]).sampling_params)
-                for request_id in ids
-            }
             self._ids = ids
-            self._look = Look({id_: flag for id_, flag in flags.items() if flag is not None})
+            self._look = Look(
+                {
+                    request_id: flags_of((new.get(request_id) or known[request_id]).sampling_params)
+                    for request_id in ids
+                }
+            )
         return Step(self._look, scheduler_output.num_scheduled_tokens, self._num_layers)
 
     def _looking(self, forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from disconnect_watch.backends.hooks.vllm._look import Look, flag_of
+from disconnect_watch.backends.hooks.vllm._look import Look, flags_of
 from disconnect_watch.backends.hooks.vllm._runner import dead_of
 from disconnect_watch.remote import RemoteFlag
 
@@ -55,16 +55,16 @@ class _Book:
     """
 
     def __init__(self) -> None:
-        self.flags: dict[str, RemoteFlag] = {}
+        self.flags: dict[str, list[RemoteFlag]] = {}
         self.step: Any = None
         self.touched: set[int] = set()
         self.untold: list[Any] = []
         self._look: Look | None = None
 
-    def add(self, request_id: str, flag: RemoteFlag, known: dict[str, Any]) -> None:
+    def add(self, request_id: str, flags: list[RemoteFlag], known: dict[str, Any]) -> None:
         if len(self.flags) > 2 * len(known) + MAX_OLD:
-            self.flags = {id_: flag for id_, flag in self.flags.items() if id_ in known}
-        self.flags[request_id] = flag
+            self.flags = {id_: own for id_, own in self.flags.items() if id_ in known}
+        self.flags[request_id] = flags
         self._look = None
 
     def fired(self) -> list[str]:
@@ -89,9 +89,9 @@ def _book_of(scheduler: Any) -> _Book:
 
 def add_request(scheduler: Any, original: Callable[..., Any], request: Any) -> Any:
     result = original(request)
-    flag = flag_of(request.sampling_params)
-    if flag is not None:
-        _book_of(scheduler).add(request.request_id, flag, scheduler.requests)
+    flags = flags_of(request.sampling_params)
+    if flags:
+        _book_of(scheduler).add(request.request_id, flags, scheduler.requests)
     return result
 
 
