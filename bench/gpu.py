@@ -5,8 +5,9 @@
 Sections: B0 the bus; B1 flag stored to row dead; B2 what latch and loop add to a step; B3 looks
 at the flag in a long prefill; B4 a leave to its row being free again, and the time that leaves
 cost beyond an oracle; B5 tokens a second that reach a client, with and without others to take the
-free rows, and the time between two tokens; B8 a client's reset to the end of its work. (B6 and B7,
-which are right or wrong and no matter of degree, are in tests/gpu.)
+free rows, and the time between two tokens; B8 a client's reset to the end of its work; and the
+embedded engine with one step a launch and with several. (B6 and B7, which are right or wrong and no
+matter of degree, are in tests/gpu.)
 """
 
 import ctypes
@@ -17,13 +18,21 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from bench._device_engine import make_engine, run_engine
 from bench._device_loop import make_loop
 from bench._device_serving import ORACLE, POLICIES, Served, make_arrivals, serve
 from bench._device_stop import prefill_times, stop_after_leave, stop_after_store
 from bench._device_work import LLAMA_8B, TINY, DecodeWork, ModelShape
 from bench._harness import Report, median_of_ratios, ratio_of_medians, run_command
 from disconnect_watch import CancelToken
-from disconnect_watch.kernels import FlagSource, FlagView, open_view, probe
+from disconnect_watch.kernels import (
+    FlagSource,
+    FlagView,
+    UnavailableError,
+    open_view,
+    probe,
+    triton_device,
+)
 
 __all__ = ["FULL", "QUICK", "Config", "rows_for", "run"]
 
@@ -48,6 +57,7 @@ class Config:
         max_kv_bytes: that keys and values of B4 and B5 may take.
         num_requests: of each run of B4 and B5.
         num_tokens: that a request wants at most.
+        device_steps: of the embedded engine, the first the baseline.
     """
 
     shape: ModelShape
@@ -65,6 +75,7 @@ class Config:
     max_kv_bytes: int
     num_requests: int
     num_tokens: int
+    device_steps: tuple[int, ...] = (1, 8, 32)
     dtype: str = "bfloat16"
 
 
@@ -119,6 +130,7 @@ DRY = Config(
     max_kv_bytes=1 << 20,
     num_requests=4,
     num_tokens=4,
+    device_steps=(1, 2),
     dtype="float32",
 )
 
@@ -141,6 +153,7 @@ def run(config: Config, *, device: torch.device | str = "cuda") -> Report:
         _prefills(report, flags, config)
         _serving(report, flags, config)
         _leaves(report, flags, config)
+    _engine(report, config)
     return report
 
 
@@ -349,6 +362,41 @@ def _leaves(report: Report, flags: FlagView, config: Config) -> None:
             baseline=samples["asyncio"],
         )
     )
+
+
+def _engine(report: Report, config: Config) -> None:
+    """The embedded engine: a full batch that stays, and one of which a half leaves."""
+    try:
+        device = triton_device()
+    except UnavailableError as lack:
+        report.notes.append(f"no engine: {lack}")
+        return
+    rows = {"num_rows": config.num_rows, "num_tokens": config.num_tokens}
+    rates: dict[int, list[float]] = {}
+    for steps in config.device_steps:
+        engine = make_engine(
+            config.shape,
+            device=device,
+            dtype=getattr(torch, config.dtype),
+            device_steps=steps,
+            **rows,
+        )
+        run_engine(engine, **rows)  # compiles and captures
+        calm = [run_engine(engine, **rows) for _ in range(config.num_samples)]
+        rates[steps] = [each.num_tokens / each.seconds for each in calm]
+        within = min(each.seconds for each in calm)
+        left = [run_engine(engine, share=0.5, within=within, **rows) for _ in calm]
+        name = f"engine, {steps} steps a launch"
+        report.add(name, "tokens/s", rates[steps])
+        late = [delay for each in left for delay in each.reusable_ms]
+        report.add(f"{name}, leave to free blocks", "ms", late or [0.0])
+        wasted = [each.num_wasted / max(1, each.num_left) for each in left]
+        report.add(f"{name}, wasted a leave", "tokens", wasted)
+    first, *others = config.device_steps
+    for steps in others:
+        names = [f"engine, {each} steps a launch" for each in (steps, first)]
+        ratio = ratio_of_medians(*names, measured=rates[steps], baseline=rates[first])
+        report.ratios.append(ratio)
 
 
 def main() -> None:

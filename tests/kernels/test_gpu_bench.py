@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.usefixtures("interpreted")
 def test_benchmark_runs_on_a_cpu_and_says_that_this_was_none() -> None:
     report = gpu.run(gpu.DRY, device="cpu")
     assert "device: no GPU: no results; flags: shared; kernels: native" in report.notes
@@ -25,6 +26,9 @@ def test_benchmark_runs_on_a_cpu_and_says_that_this_was_none() -> None:
         assert f"B5 {policy.name}, 50% leave, context 16, 2 rows" in names
         assert f"B5 between two tokens: {policy.name}, 50% leave, context 16, 2 rows" in names
         assert f"B5 {policy.name}, 50% leave, context 16, 2 rows, no refill" in names
+    for steps in gpu.DRY.device_steps:
+        assert f"engine, {steps} steps a launch" in names
+        assert f"engine, {steps} steps a launch, wasted a leave" in names
     assert "B1 store to ack, an empty body" in names
     assert [name for name in names if name.startswith("B4 time beyond the oracle's, a leave: ")]
 
