@@ -18,8 +18,9 @@ from torch import Tensor
 from disconnect_watch.engine.kernel_attend import attention_params
 from disconnect_watch.engine.kernel_batch import flags_of, signed
 from disconnect_watch.engine.kv_cache import KVCache
+from disconnect_watch.engine.logprobs import DrawnLogprobs, RowLogprobs, wants_logprobs
 from disconnect_watch.engine.model import DecoderLayer, LlamaModel
-from disconnect_watch.engine.outcome import Drawn, Sampled
+from disconnect_watch.engine.outcome import Drawn, Sampled, TokenLogprobs
 from disconnect_watch.engine.params import MAX_STOP_TOKEN_IDS
 from disconnect_watch.engine.rotary import Rotary
 from disconnect_watch.engine.schedule import ScheduledRow
@@ -48,11 +49,13 @@ class LoopShape:
         num_rows: at most.
         max_stops: tokens that end a row, at most.
         has_filter: whether a row may have ``top_k`` or ``top_p``, for which scores are sorted.
+        has_logprobs: whether a row may tell how likely its tokens were.
     """
 
     num_rows: int
     max_stops: int
     has_filter: bool
+    has_logprobs: bool
 
     @classmethod
     def of(cls, rows: Sequence[ScheduledRow], eos_token_ids: Sequence[int]) -> "LoopShape":
@@ -65,6 +68,7 @@ class LoopShape:
             if num_stops <= FEW_STOPS
             else MAX_STOP_TOKEN_IDS + len(eos_token_ids),
             has_filter=any(p.top_k > 0 or p.top_p < 1 for p in params),
+            has_logprobs=any(wants_logprobs(p) for p in params),
         )
 
 
@@ -118,6 +122,13 @@ class DecodeLoop:
             top_k=column(torch.int32) if shape.has_filter else None,
             top_p=column(torch.float32) if shape.has_filter else None,
         )
+        self._logprobs = (
+            DrawnLogprobs(
+                shape.num_rows, max_steps, vocab_size=model.config.vocab_size, device=device
+            )
+            if shape.has_logprobs
+            else None
+        )
         # What each latch acknowledges with, less one: the number of the step, not the latch's.
         self._before = torch.zeros(1, dtype=torch.int32, device=device)
         self._loop = make_loop(self._step, self._latch, self._rows)
@@ -141,13 +152,26 @@ class DecodeLoop:
         self._loop.launch(max(row.num_draws for row in rows))
         self._loop.wait(look)
         drawn, num_drawn = self._state.drawn.tolist(), self._state.num_drawn.tolist()
+        told = None if self._logprobs is None else self._logprobs.read()
         return [
-            self._result(row, tokens[:num])
-            for row, tokens, num in zip(rows, drawn, num_drawn, strict=False)
+            self._result(
+                row, drawn[index][: num_drawn[index]], None if told is None else told[index]
+            )
+            for index, row in enumerate(rows)
         ]
 
-    def _result(self, row: ScheduledRow, tokens: list[int]) -> Drawn:
-        result: Drawn = [Sampled(token) for token in tokens]
+    def _result(
+        self, row: ScheduledRow, tokens: list[int], logprobs: Sequence[RowLogprobs] | None
+    ) -> Drawn:
+        params = row.request.params
+        result: Drawn
+        if logprobs is not None and wants_logprobs(params):
+            result = [
+                Sampled(token, TokenLogprobs(token, chosen, top[: params.logprobs or 0]))
+                for token, (chosen, top) in zip(tokens, logprobs, strict=False)
+            ]
+        else:
+            result = [Sampled(token) for token in tokens]
         is_done = len(tokens) == row.num_draws or (
             tokens and tokens[-1] in stops_of(row, self._eos_token_ids)
         )
@@ -226,9 +250,10 @@ class DecodeLoop:
                 params=attention_params(layer.rule, query.shape[-1]),
             )
             hidden = layer.close(hidden, attended.flatten(1))
-        tokens = self._kernels.sample(
-            self._model.logits(hidden), state.positions + 1, self._sampling
-        )
+        logits = self._model.logits(hidden)
+        tokens = self._kernels.sample(logits, state.positions + 1, self._sampling)
+        if self._logprobs is not None:
+            self._logprobs.note(logits, tokens, state.num_drawn)
         self._kernels.advance(tokens, state)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from disconnect_watch.engine.batch import TokenBatch
 from disconnect_watch.engine.forward import Decoder, Forward, LoopDecoder
-from disconnect_watch.engine.logprobs import token_logprobs
+from disconnect_watch.engine.logprobs import token_logprobs, wants_logprobs
 from disconnect_watch.engine.outcome import Drawn, Sampled, TokenLogprobs
 from disconnect_watch.engine.request import Request
 from disconnect_watch.engine.schedule import LayerCheck, ScheduledRow
@@ -165,7 +165,7 @@ def _logprobs(
     wanted = [
         (index, request.key, token, request.params.logprobs or 0)
         for index, (request, token) in enumerate(zip(requests, tokens, strict=True))
-        if token is not None and (request.params.logprobs is not None or request.params.is_best_of)
+        if token is not None and wants_logprobs(request.params)
     ]
     if not wanted:
         return {}

@@ -325,11 +325,8 @@ class Scheduler:
 
 
 def _can_loop(row: ScheduledRow) -> bool:
-    """Whether the step may go on with the row's next token; the device tells no logarithms."""
-    request = row.request
-    if request.prefill_only or request.params.logprobs is not None or request.params.is_best_of:
-        return False
-    return row.num_tokens == 1 and row.is_sampled
+    """Whether the step may go on with the row's next token."""
+    return row.num_tokens == 1 and row.is_sampled and not row.request.prefill_only
 
 
 def _place(request: Request) -> tuple[int, int]:

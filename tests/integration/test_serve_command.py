@@ -194,6 +194,15 @@ def fails_to_serve(capsys: pytest.CaptureFixture[str], *options: str) -> str:
 
 
 @pytest.mark.usefixtures("root_logger")
+def test_several_steps_a_launch_are_refused_of_what_cannot_run_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert fails_to_serve(capsys, "--device-steps", "8") == (
+        "disconnect-watch: device_steps is 8, which needs arithmetic 'triton', not 'auto'\n"
+    )
+
+
+@pytest.mark.usefixtures("root_logger")
 @pytest.mark.parametrize("option", ["--http-port", "--metrics-port"])
 def test_a_port_in_use_is_an_error_that_says_so(
     capsys: pytest.CaptureFixture[str], option: str

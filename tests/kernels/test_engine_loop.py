@@ -9,7 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from disconnect_watch.engine import Engine, EngineConfig, RequestOutput, SamplingParams
+from disconnect_watch.engine import (
+    Engine,
+    EngineConfig,
+    EngineThread,
+    RequestOutput,
+    SamplingParams,
+)
 from disconnect_watch.engine.kernel_decoder import KernelDecoder
 from disconnect_watch.kernels import DecodeState, FlagView, Kernels, RowState, Sampling
 from disconnect_watch.token import CancelToken, Reason
@@ -21,6 +27,7 @@ from tests.support.engine import (
     tiny_model,
     tokens_of,
 )
+from tests.support.loops import LoopRunner
 
 STEPS = 4
 PROMPTS = {
@@ -334,20 +341,63 @@ def test_scores_that_are_no_numbers_fail_their_row_behind_what_was_drawn(
     assert tokens_of(outputs["ccc"]) == dense_greedy(tiny_model(), PROMPTS["ccc"], 5)[1:]
 
 
-def test_a_step_with_a_prompt_or_with_logarithms_is_a_single_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_with_a_prompt_is_a_single_one(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(loop_engine(), monkeypatch)
     engine = watched.engine
     engine.add_request(PROMPTS["a"], params(12), request_id="a")
     engine.step()
-    engine.add_request(PROMPTS["ccc"], params(2, logprobs=1), request_id="told")
+    engine.add_request(PROMPTS["ccc"], params(2), request_id="comes")
     assert len(tokens_of(told(engine.step())["a"])) == 1
-    outputs = told(engine.step())
-    assert len(tokens_of(outputs["a"])) == 1
-    assert len(outputs["told"][0].logprobs) == 1
     assert watched.num_steps == []
     assert len(tokens_of(told(engine.step())["a"])) == STEPS
+
+
+@pytest.mark.slow
+def test_logarithms_of_a_launch_are_those_of_single_steps() -> None:
+    """Each to who asks for them; and the best of several are chosen by them."""
+    found = []
+    for steps in (8, 1):
+        engine = loop_engine(device_steps=steps)
+        drawn = {"temperature": 1.0, "seed": 3}
+        engine.add_request(PROMPTS["a"], params(9, logprobs=2, **drawn), request_id="two")
+        engine.add_request(PROMPTS["a"], params(6, logprobs=0, **drawn), request_id="own")
+        engine.add_request(PROMPTS["a"], params(9, **drawn), request_id="none")
+        engine.add_request(PROMPTS["bb"], params(7, n=1, best_of=3, **drawn), request_id="best")
+        found.append(run_to_end(engine))
+        # Siblings share all of the prompt but its last token, so a launch takes them, too.
+        assert engine.stats().num_steps == (9 if steps == 1 else 2)
+    for name, singles in found[1].items():
+        assert tokens_of(found[0][name]) == tokens_of(singles)
+        ours, theirs = (
+            [each for output in outputs for each in output.logprobs]
+            for outputs in (found[0][name], singles)
+        )
+        assert [(each.token_id, len(each.top)) for each in ours] == [
+            (each.token_id, len(each.top)) for each in theirs
+        ]
+        for given, expected in zip(ours, theirs, strict=True):
+            assert given.logprob == pytest.approx(expected.logprob, abs=1e-4)
+            assert [token for token, _ in given.top] == [token for token, _ in expected.top]
+            assert [of for _, of in given.top] == pytest.approx(
+                [of for _, of in expected.top], abs=1e-4
+            )
+    assert [len(output.logprobs) for output in found[0]["two"]] == [1] * 9
+    assert [len(output.logprobs) for output in found[0]["none"]] == [0] * 9
+
+
+def test_streams_hear_the_tokens_of_a_launch_in_order(run: LoopRunner) -> None:
+    async def main() -> None:
+        engine = loop_engine()
+        with EngineThread(engine) as thread:
+            streams = [
+                await thread.submit(name, prompt, params(7)) for name, prompt in PROMPTS.items()
+            ]
+            for stream, prompt in zip(streams, PROMPTS.values(), strict=True):
+                outputs = [output async for output in stream]
+                assert tokens_of(outputs) == dense_greedy(tiny_model(), prompt, 7)
+                assert [output.num_generated_tokens for output in outputs] == list(range(1, 8))
+
+    run(main)
 
 
 def test_blocks_that_the_launch_filled_can_be_found_by_the_next() -> None:
