@@ -44,9 +44,10 @@ class Interrupt:
         """End the wait under way, or the next one."""
         # A closed number may be another file's before the write gets there.
         with self._lock:
-            if not self._is_set and not self._is_closed:
+            was_set, self._is_set = self._is_set, True
+            # Behind the word, which whoever is woken looks at.
+            if not was_set and not self._is_closed:
                 self._writer.send(b".")
-            self._is_set = True
 
     def clear(self) -> None:
         """Take notice, and wait again."""
@@ -184,7 +185,7 @@ class Channel:
 
     def wait(self) -> None:
         """Wait until there is news; an interrupt here loses none of it. Not for TLS."""
-        if not self.has_news():
+        while not self.has_news():
             self._wait(select.POLLIN)
 
     def shutdown(self) -> None:

@@ -8,7 +8,7 @@ the store itself, whatever its state is made of.
 
 import argparse
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 
 from tests.disagg.protocol import Action, Faults, World
 
@@ -30,7 +30,7 @@ def explore(num_requests: int, faults: Faults) -> Explored:
     Raises:
         AssertionError: a rule is broken; its note has the shortest way there.
     """
-    seen = {World(num_requests, Faults(**asdict(faults))).key()}
+    seen = {World(num_requests, replace(faults)).key()}
     waiting: deque[tuple[Action, ...]] = deque([()])
     num_steps = max_depth = 0
     while waiting:
@@ -39,8 +39,8 @@ def explore(num_requests: int, faults: Faults) -> Explored:
         try:
             world = _at(path, num_requests, faults)
             actions = list(world.actions())
-            if world.is_clean:
-                world.calm()
+            for num_leaving in (0, num_requests) if world.is_clean else ():
+                world.calm(num_leaving)
                 world = _at(path, num_requests, faults)
             world.silence()
             for action in actions:
@@ -59,7 +59,7 @@ def explore(num_requests: int, faults: Faults) -> Explored:
 
 
 def _at(path: tuple[Action, ...], num_requests: int, faults: Faults) -> World:
-    world = World(num_requests, Faults(**asdict(faults)))
+    world = World(num_requests, replace(faults))
     for action in path:
         world.take(action)
     return world

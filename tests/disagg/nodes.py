@@ -25,6 +25,8 @@ from disconnect_watch.disagg import (
     Transfer,
     TransferMeta,
 )
+from disconnect_watch.disagg.channel import Channel
+from disconnect_watch.disagg.peer import RemotePeer
 from disconnect_watch.disagg.server import TransferServer
 from disconnect_watch.disagg.shm import SharedMemory, ShmPeer, ShmServer
 from disconnect_watch.disagg.tcp import TcpPeer, TcpServer
@@ -106,6 +108,15 @@ class Rig:
         pull = self.pool.submit(self.pull, ticket, cancel=cancel)
         self.into.wait()
         return pull
+
+    def channels(self, *, of_server: bool) -> list[Channel]:
+        """The connections that are in use, as one of the sides has them."""
+        assert self.server is not None
+        if of_server:
+            return list(self.server._channels)
+        peer = self.connector._peers[self.server.address]
+        assert isinstance(peer, RemotePeer)
+        return list(peer._busy)
 
     def lapse(self) -> None:
         self.now[0] += 2 * LEASE_NS

@@ -423,10 +423,11 @@ class World:
         left = [held.request for held in self.held if not held.is_free]
         assert not left, f"blocks of requests {left} are held with nobody to free them"
 
-    def calm(self) -> None:
-        """All clients leave, nothing else goes wrong: all is freed, and not by a lease."""
-        self.faults = Faults(leave=len(self.requests))
+    def calm(self, num_leaving: int) -> None:
+        """Nothing goes wrong any more, but so many clients leave: all is freed, by no lease."""
+        self.faults = Faults(leave=num_leaving)
         self._run(lambda: [a for a in self.actions() if a.name == "leave"])
+        self.faults = Faults()
         self._run(lambda: list(self.actions()))
         left = [held.request for held in self.held if not held.is_free]
         assert not left, f"blocks of requests {left} wait for their lease"

@@ -21,9 +21,9 @@ def test_nothing_is_stranded_whatever_goes_wrong_with_one_request() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_stranded_whatever_goes_wrong_with_two_requests(name: str) -> None:
-    # A client leaves, or two do, and something else goes wrong, at every step.
-    seen = explore(2, Faults(leave=1 if name == "crash" else 2, **{name: 1}))
-    assert seen.num_states > 3000
+    # A client leaves, and something else goes wrong, each at every step.
+    seen = explore(2, Faults(leave=1, **{name: 1}))
+    assert seen.num_states > 1500
 
 
 @pytest.mark.exhaustive

@@ -161,6 +161,9 @@ def test_a_release_midway_stops_the_copy_and_frees_when_it_has_stopped(
         if transport in ("local", "shm"):
             # Who copies is not where the store is, and may be in the middle of a block.
             assert released.is_pinned
+            if transport == "shm":
+                [channel] = nodes.channels(of_server=False)
+                wait_until(channel.has_news)
             assert not nodes.freed
         nodes.into.open()
         if layout is LAYOUT or transport in ("local", "shm"):

@@ -144,6 +144,23 @@ def test_who_does_not_know_the_key_gets_nothing(side: str) -> None:
         assert not nodes.freed
 
 
+def test_who_proves_nothing_is_not_listened_to() -> None:
+    with rig("tcp") as nodes:
+        transfer = nodes.retain()
+        assert nodes.server is not None
+        channel = Channel()
+        channel.timeout = PATIENCE
+        port = int(nodes.server.address.rpartition(":")[2])
+        channel.connect([(socket.AF_INET, ("127.0.0.1", port))])
+        expect(channel, FrameKind.HELLO)
+        send(channel, FrameKind.HELLO, nonce="0" * 64, mac="0" * 64)
+        with pytest.raises(PeerLostError):
+            send(channel, FrameKind.RELEASE, name=transfer.id, owner="alice", kind="abort")
+            receive(channel)
+        channel.close()
+        assert not nodes.freed
+
+
 def test_a_server_that_does_not_know_the_key_is_told_nothing() -> None:
     """One that answers as a server would, but for the proof."""
     with bind("127.0.0.1", 0) as listening:
