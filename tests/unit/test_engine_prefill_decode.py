@@ -391,7 +391,7 @@ def test_what_is_not_pulled_is_released_once(
         run_to_end(decode.engine)
     remote = prefill.remote("a", prompt)
     release = Counted(remote.release)
-    remote = RemotePrefill(remote.first, remote.seed, remote.pull, release)
+    remote = RemotePrefill(remote.first, remote.seed, pull=remote.pull, release=release)
     if way == "first token":
         params = SamplingParams(max_tokens=12, stop_token_ids=(remote.first.token_id,))
     cancel = CancelToken()

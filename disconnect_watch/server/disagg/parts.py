@@ -186,8 +186,8 @@ class DecodePart:
             document.sampled,
             document.seed,
             document.digest,
-            None if held is None else held.pull,
-            self.close,
+            pull=None if held is None else held.pull,
+            release=self.close,
         )
         ((work_id, prompt),) = prompts.items()
         return [await backend.submit(work_id, prompt, params, remote=remote, **options)]
