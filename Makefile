@@ -19,13 +19,17 @@ FORMATTED := $(wildcard tests/native/*.cpp \
 STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
 	-Wstrict-prototypes -Wmissing-prototypes -Werror -Idisconnect_watch/include
 
-.PHONY: serve test screenshots test-py test-all test-c test-programs matrix matrix-proxies matrix-clients matrix-servers abort-matrix stress-core stress-engine stress-demo soak sanitize tsan valgrind fuzz mutants conformance test-gateways reference \
+.PHONY: serve pd pd-faults bench-pd test screenshots test-py test-all test-c test-programs matrix matrix-proxies matrix-clients matrix-servers abort-matrix stress-core stress-engine stress-demo soak sanitize tsan valgrind fuzz mutants conformance test-gateways reference \
 	lint types fmt build dev bench bench-quick bench-engine bench-frontend bench-gateways gpu test-core test-pythons wheel ci clean
 
 serve: $(VENV)/.serve
 	$(BIN)/disconnect-watch serve --http-port $(PORT) --metrics-port $(METRICS_PORT) \
 		$(if $(MODEL),--model "$(MODEL)") \
 		$(if $(MODEL_REPOSITORY),--model-repository "$(MODEL_REPOSITORY)")
+
+# A prefill node, a decode node and the proxy before them, each a process with its own port.
+pd: $(VENV)/.dev
+	$(BIN)/python -m tests.disagg --port $(PORT) $(if $(MODEL),--model "$(MODEL)")
 
 test: test-py test-c
 
@@ -64,6 +68,10 @@ test-programs:
 # The races, 100,000 times each; seeded.
 stress-core: $(VENV)/.dev
 	$(BIN)/python -m tests.stress
+
+# What happens to a request over two nodes when any of its processes leaves, stops or dies.
+pd-faults: $(VENV)/.dev
+	$(BIN)/python -m tests.disagg.faults
 
 # The pictures of the live page in docs/img, from a real Chromium (`make test-programs`).
 screenshots: $(VENV)/.dev

@@ -28,9 +28,14 @@ def _call(url: str, key: str, document: Any = None) -> Any:
 
 @dataclass
 class Node:
-    """One process that serves a model."""
+    """One process that serves a model.
+
+    Attributes:
+        arguments: that it was started with.
+    """
 
     process: Process
+    arguments: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:
@@ -68,9 +73,13 @@ class Cluster:
 
     Attributes:
         key: of role service, that the nodes know the proxy by.
+        key_file: where it stands.
+        ending: closes what was started.
     """
 
     key: str
+    key_file: Path
+    ending: ExitStack
     prefills: list[Node] = field(default_factory=list)
     decodes: list[Node] = field(default_factory=list)
     proxy: Process | None = None
@@ -83,6 +92,37 @@ class Cluster:
     def port(self) -> int:
         assert self.proxy is not None
         return self.proxy.port
+
+    def start(self, *arguments: str, command: str = "serve") -> Process:
+        """Start a process, which does not outlive the cluster."""
+        process = Process(*arguments, command=command)
+        self.ending.callback(process.close)
+        return process
+
+    def restart(self, node: Node) -> None:
+        """Start a node that was killed again, on the port that it had."""
+        port = node.process.port
+        node.process.close()
+        node.process = self.start(*node.arguments, "--http-port", str(port))
+        node.process.wait_until_it_serves(START)
+
+    def start_proxy(self, *, port: int = 0, probe_seconds: float = 0.2) -> Process:
+        """Start the proxy before all nodes; a second one takes the place of the first."""
+        self.proxy = self.start(
+            "--prefill",
+            ",".join(node.url for node in self.prefills),
+            "--decode",
+            ",".join(node.url for node in self.decodes),
+            "--service-key",
+            str(self.key_file),
+            "--probe-seconds",
+            str(probe_seconds),
+            "--http-port",
+            str(port),
+            command="pd-proxy",
+        )
+        self.proxy.wait_until_it_serves(START)
+        return self.proxy
 
     def call(self, node: Node, path: str, document: Any = None) -> Any:
         """One request to a node, as the proxy would make it."""
@@ -104,11 +144,13 @@ def cluster(
     transfer: str = "shm",
     lease: float = 5.0,
     with_proxy: bool = True,
+    port: int = 0,
 ) -> Iterator[Cluster]:
     """Start them all at once; none outlives the block.
 
     Args:
         directory: for keys.
+        port: of the proxy; 0 takes a free one.
         transfer: what goes for ``--kv-transfer``.
     """
     key = new_key()
@@ -122,28 +164,15 @@ def cluster(
     if model is not None:
         options += ["--model", str(model)]
     with ExitStack() as ending:
-
-        def start(*arguments: str, command: str = "serve") -> Process:
-            process = Process(*arguments, command=command)
-            ending.callback(process.close)
-            return process
-
-        found = Cluster(key)
-        found.prefills = [Node(start("--role", "prefill", *options)) for _ in range(num_prefills)]
-        found.decodes = [Node(start("--role", "decode", *options)) for _ in range(num_decodes)]
+        found = Cluster(key, secret, ending)
+        for role, num_nodes, nodes in (
+            ("prefill", num_prefills, found.prefills),
+            ("decode", num_decodes, found.decodes),
+        ):
+            arguments = ("--role", role, *options)
+            nodes += [Node(found.start(*arguments), arguments) for _ in range(num_nodes)]
         for node in found.nodes:
             node.process.wait_until_it_serves(START)
         if with_proxy:
-            found.proxy = start(
-                "--prefill",
-                ",".join(node.url for node in found.prefills),
-                "--decode",
-                ",".join(node.url for node in found.decodes),
-                "--service-key",
-                str(secret),
-                "--probe-seconds",
-                "0.2",
-                command="pd-proxy",
-            )
-            found.proxy.wait_until_it_serves(START)
+            found.start_proxy(port=port)
         yield found
