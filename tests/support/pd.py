@@ -106,7 +106,7 @@ class Cluster:
         node.process = self.start(*node.arguments, "--http-port", str(port))
         node.process.wait_until_it_serves(START)
 
-    def start_proxy(self, *, port: int = 0, probe_seconds: float = 0.2) -> Process:
+    def start_proxy(self, *, port: int = 0, probe_seconds: float = 5.0) -> Process:
         """Start the proxy before all nodes; a second one takes the place of the first."""
         self.proxy = self.start(
             "--prefill",
