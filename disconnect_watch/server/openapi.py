@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from disconnect_watch.server import abort
+from disconnect_watch.server import openapi_answers as answers
 from disconnect_watch.server.documents import encode
 from disconnect_watch.server.guard import Access, access_to
 from disconnect_watch.server.openai.chat import chat_completions
@@ -147,7 +148,7 @@ def document_of(routes: Iterable[BaseRoute]) -> dict[str, Any]:
         "info": {"title": "disconnect_watch", "version": VERSION},
         "paths": paths,
         "components": {
-            "schemas": {**schemas, **_ERRORS},
+            "schemas": {**schemas, **answers.SCHEMAS, **_ERRORS},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -171,15 +172,13 @@ def _operation(method: str, path: str, endpoint: Callable[..., Any]) -> dict[str
     is_v2 = path.startswith("/v2")
     error = "TritonError" if is_v2 or not path.startswith("/v1/") else "OpenAIError"
     schema = {"$ref": f"#/components/schemas/{error}"}
+    key = path.rpartition("/")[2] if is_v2 else endpoint.__name__
     operation: dict[str, Any] = {
         "summary": (endpoint.__doc__ or "").partition("\n")[0].rstrip("."),
         "operationId": re.sub(r"\W+", "_", f"{method.lower()}{path}").strip("_"),
         "responses": {
-            "200": {"description": "what was asked for"},
-            "default": {
-                "description": "why not; 499 for what was cancelled, 504 for what was out of time",
-                "content": {"application/json": {"schema": schema}},
-            },
+            **_successes(key, is_v2),
+            **_failures(key, is_v2, schema),
         },
     }
     parameters = [
@@ -205,6 +204,37 @@ def _operation(method: str, path: str, endpoint: Callable[..., Any]) -> dict[str
             "content": {"application/json": {"schema": body}},
         }
     return operation
+
+
+def _successes(key: str, is_v2: bool) -> dict[str, Any]:
+    content = {kind: {"schema": schema} for kind, schema in answers.ANSWERS.get(key, {}).items()}
+    body = {"content": content} if content else {}
+    successes = {"200": {"description": "what was asked for", **body}}
+    if key in answers.PENDING and not is_v2:
+        successes["202"] = {"description": "it is to come: the flag is set", **body}
+    return successes
+
+
+def _failures(key: str, is_v2: bool, schema: dict[str, Any]) -> dict[str, Any]:
+    content = {"content": {answers.JSON: {"schema": schema}}}
+    named = answers.FAILURES.get(key, {}) if is_v2 else {}
+    if key == "health":
+        # It tells the same where the answer is no.
+        return {"503": {"description": "not ready", **_successes(key, is_v2)["200"]}}
+    return {
+        **{
+            str(status): {
+                "description": f"the request's own fault, as Triton tells it: {pattern}",
+                "x-error": pattern,
+                **content,
+            }
+            for status, pattern in named.items()
+        },
+        "default": {
+            "description": "why not; 499 for what was cancelled, 504 for what was out of time",
+            **content,
+        },
+    }
 
 
 _NAME = {"type": "string", "pattern": "^[!-~]{1,128}$"}

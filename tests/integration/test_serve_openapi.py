@@ -22,10 +22,10 @@ from tests.support.backends import ScriptedBackend
 from tests.support.bert import random_embedder
 from tests.support.serve import Serving, metrics_of, packaged_engine, request_app, serving_engine
 
-#: Below ``/v2``, what Triton answers by these: a body that is no JSON or of another type, which the
-#: captures of a real one hold; what this server, or this model, does not do; and a model that
-#: nobody may load.
-OF_TRITON = {500: "parse", 501: "", 503: "not allowed"}
+#: Below ``/v2``, ends of paths whose answers have no body.
+EMPTY = ("live", "ready", "register", "unregister", "load", "unload")
+#: What Schemathesis holds each answer to: media type and body are those of the document.
+CHECKS = ("content_type_conformance", "response_schema_conformance")
 
 
 @pytest.fixture
@@ -68,6 +68,23 @@ async def test_every_route_is_in_the_document_and_nothing_else() -> None:
             assert operation["summary"]
             is_open = access_to(path.replace("{version}", "1")) is Access.OPEN
             assert ("security" in operation) is not is_open, path
+            is_told = "content" in operation["responses"]["200"]
+            is_empty = path.startswith("/v2/") and path.rpartition("/")[2] in EMPTY
+            assert is_told is not is_empty, path
+    pending = {
+        path
+        for path, operations in document["paths"].items()
+        if any("202" in operation["responses"] for operation in operations.values())
+    }
+    assert pending == {
+        "/v1/requests/{request_id}/cancel",
+        "/v1/requests/{request_id}",
+        "/v1/requests/cancel",
+        "/v1/admin/cancel_all",
+        "/v1/responses/{response_id}/cancel",
+    }
+    names = set(document["components"]["schemas"])
+    assert set(re.findall(r"#/components/schemas/(\w+)", response.text)) == names
     for name in ("ChatRequest", "CompletionRequest", "EmbeddingRequest", "CancelMany"):
         assert name in document["components"]["schemas"]
 
@@ -97,14 +114,26 @@ def test_every_template_leads_to_a_route() -> None:
     assert len(templates) == len(v2._FIXED) + 2 * len(v2._OF_MODEL) - 1 + len(v2._TEMPLATES)
 
 
-def broken(path: str, response: httpx.Response) -> str | None:
-    """What is wrong with an answer, if something is."""
-    if response.status_code < 500:
+def broken(responses: dict[str, Any], status: int, text: str) -> str | None:
+    """What is wrong with an answer, if something is.
+
+    Args:
+        responses: what the document names of the operation.
+    """
+    if status < 500:
         return None
-    word = OF_TRITON.get(response.status_code)
-    if path.startswith("/v2/") and word is not None and word in response.json()["error"]:
+    named = responses.get(str(status), {})
+    if "x-error" in named and re.search(named["x-error"], json.loads(text)["error"]):
         return None
-    return f"{response.status_code} {response.text[:300]}"
+    return f"{status} {text[:300]}"
+
+
+def test_only_failures_that_the_document_names_with_their_cause_are_the_requests() -> None:
+    named = {"500": {"x-error": "failed to parse"}, "default": {}}
+    assert broken(named, 500, '{"error": "failed to parse the request"}') is None
+    assert broken(named, 404, "") is None
+    for status, text in ((500, '{"error": "internal error"}'), (503, '{"error": "x"}')):
+        assert broken(named, status, text)
 
 
 def with_names(document: dict[str, Any]) -> dict[str, Any]:
@@ -115,7 +144,7 @@ def with_names(document: dict[str, Any]) -> dict[str, Any]:
                 if parameter["name"] == "model":
                     parameter["schema"] = {"enum": ["tiny"]}
     for schema in document["components"]["schemas"].values():
-        if "model" in schema["properties"]:
+        if "model" in schema.get("properties", ()):
             schema["properties"]["model"] = {"enum": ["tiny", "bert"]}
     return document
 
@@ -129,11 +158,13 @@ def test_nothing_that_the_document_allows_breaks_the_server(
     serving: Serving, num_examples: int
 ) -> None:
     schemathesis = pytest.importorskip("schemathesis")
+    openapi_checks = pytest.importorskip("schemathesis.specs.openapi.checks")
     base = f"http://127.0.0.1:{serving.port}"
     headers = {"Authorization": f"Bearer {serving.gatekeeper.admin_token}"}
     with httpx.Client(base_url=base, headers=headers, timeout=60) as client:
         document = with_names(client.get("/openapi.json").json())
         schema = schemathesis.openapi.from_dict(document)
+        checks = [getattr(openapi_checks, name) for name in CHECKS]
         found: list[str] = []
         asked = 0
         for result in schema.get_all_operations():
@@ -156,10 +187,17 @@ def test_nothing_that_the_document_allows_breaks_the_server(
                     asked += 1
                     case.headers = {**(case.headers or {}), **headers}
                     response = case.call(base_url=base, timeout=60)
-                    wrong = broken(case.path, response)
+                    responses = document["paths"][case.path][case.method.lower()]["responses"]
+                    wrong = broken(responses, response.status_code, response.text)
                     asked_for = json.dumps([dict(case.headers), case.body], default=str)
                     is_deadline = response.status_code == 504 and "imeout" in asked_for
-                    if wrong and not is_deadline:
+                    if not wrong:
+                        try:
+                            case.validate_response(response, checks=checks)
+                        except schemathesis.errors.FailureGroup as error:
+                            where = f"{case.method} {case.path}"
+                            found.extend(f"{where}: {each}"[:500] for each in error.exceptions)
+                    elif not is_deadline:
                         body = json.dumps(case.body, default=str)[:300]
                         found.append(f"{case.method} {case.formatted_path} {body}: {wrong}")
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from disconnect_watch.backends import Tensor
-from disconnect_watch.backends.engine import INPUTS, OUTPUTS
+from disconnect_watch.backends.engine_tensors import INPUTS, OUTPUTS
 from disconnect_watch.engine import (
     AbortResult,
     ChatTemplate,

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from disconnect_watch.backends import Tensor
-from disconnect_watch.backends.engine import INPUTS, OUTPUTS
+from disconnect_watch.backends.engine_tensors import INPUTS, OUTPUTS
 from disconnect_watch.engine import (
     AbortResult,
     ChatTemplate,
