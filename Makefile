@@ -20,7 +20,7 @@ STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
 	-Wstrict-prototypes -Wmissing-prototypes -Werror -Idisconnect_watch/include
 
 .PHONY: serve pd pd-faults bench-pd test screenshots test-py test-all test-c test-programs matrix matrix-proxies matrix-clients matrix-servers abort-matrix stress-core stress-engine stress-demo soak sanitize tsan valgrind fuzz mutants conformance test-gateways reference \
-	lint types fmt build dev bench bench-quick bench-engine bench-frontend bench-gateways gpu test-core test-pythons wheel ci clean
+	lint types fmt build dev bench bench-quick bench-engine bench-frontend bench-gateways bench-all gpu test-core test-pythons wheel ci clean
 
 serve: $(VENV)/.serve
 	$(BIN)/disconnect-watch serve --http-port $(PORT) --metrics-port $(METRICS_PORT) \
@@ -198,6 +198,12 @@ bench-frontend: $(VENV)/.dev
 # A real Triton asked at its own HTTP port and through the gateway; some minutes.
 bench-gateways: $(VENV)/.dev .venv-triton/bin/tritonserver
 	$(BIN)/python -m bench.gateways
+	$(BIN)/python -m bench.tables
+
+# Our servers and those of others that are here, with the same clients; about 10 minutes.
+bench-all: $(VENV)/.dev
+	$(BIN)/python -m bench.side_by_side
+	$(BIN)/python -m bench.sides_plot
 	$(BIN)/python -m bench.tables
 
 # On a machine with a GPU: the tests that only it can run, and what it measures.

@@ -52,6 +52,16 @@ class Results:
         """The median as a number."""
         return self._rows[row]["median"]
 
+    def share_noticed(self, server: str, way: str) -> float:
+        """The share of leaves by one way that a server noticed."""
+        noticed = f"{server}: noticed, {way}"
+        timed = f"{server}: leave to end of work, {way}"
+        return self._rows[timed]["count"] / self._rows[noticed]["count"] if self.has(timed) else 0.0
+
+    def servers(self, suffix: str) -> list[str]:
+        """What stands before ``suffix`` in the names of rows, in their order."""
+        return [name.removesuffix(suffix) for name in self._rows if name.endswith(suffix)]
+
     def span(self, row: str) -> str:
         """The median with its interval."""
         row_ = self._rows[row]
@@ -554,7 +564,42 @@ def _frontend_leaves() -> str:
     return _table(["the client leaves; until its model stops", "ours", "Triton"], rows)
 
 
+def _side_by_side() -> str:
+    results = Results("side_by_side")
+
+    def cell(name: str, way: str) -> str:
+        share = results.share_noticed(name, way)
+        if not share:
+            return "never"
+        soon = f"{results.of(f'{name}: leave to end of work, {way}')} ms"
+        return soon if share == 1 else f"{100 * share:.0f} %, {soon}"
+
+    def row(name: str) -> list[str]:
+        quiet, among = f"{name}: answers, nobody leaves", f"{name}: answers, half leave"
+        kept = results.median(among) / results.median(quiet)
+        return [
+            name,
+            *(cell(name, way) for way in ("fin", "rst", "behind_request", "behind_body")),
+            f"{results.median(f'{name}: work done for who left'):.0f} %",
+            f"{100 * kept:.0f} %",
+        ]
+
+    return _table(
+        [
+            "until the work ends",
+            "FIN",
+            "reset",
+            "FIN behind a pipelined request",
+            "FIN behind an unread body",
+            "work done for who left",
+            "answers kept while half leave",
+        ],
+        [row(name) for name in results.servers(": answers, nobody leaves")],
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "side_by_side": _side_by_side,
     "frontend": _frontend,
     "frontend_copies": _frontend_copies,
     "frontend_leaves": _frontend_leaves,

@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import os
 import ssl
+import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -84,7 +85,7 @@ async def run_client(
         plan: of this client.
         within: seconds for all of it.
         usual: seconds that an answer takes, which ``Point.AROUND`` is about.
-        due: on the loop's clock, when it was to begin; without it now. What it waited since
+        due: by ``time.monotonic``, when it was to begin; without it now. What it waited since
             counts as the server's time.
     """
     client = _Client(connections, exchange, plan, usual, due)
@@ -135,8 +136,8 @@ class _Client:
         self._connection: Connection | None = None
         self._plan = plan
         self._usual = usual
-        self._loop = asyncio.get_running_loop()
-        self._due = self._loop.time() if due is None else due
+        # Not the loop's clock: uvloop's stands still within a turn, and has milliseconds only.
+        self._due = time.monotonic() if due is None else due
 
     async def run(self) -> Outcome:
         kept = self._connections.take() if self._plan.is_kept else None
@@ -242,4 +243,4 @@ class _Client:
             raise EOFError
 
     def _since_due(self) -> float:
-        return self._loop.time() - self._due
+        return time.monotonic() - self._due

@@ -8,6 +8,7 @@ is no longer than the first, nothing can be told.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -64,7 +65,7 @@ async def measure_effect(
     num_others: int = 8,
     num_rounds: int = 5,
     within: float = 30.0,
-    clock: Callable[[], float] | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Effect | None:
     """Measure it, on a server that nobody else uses; None if it did not answer right.
 
@@ -74,9 +75,8 @@ async def measure_effect(
         num_others: who leave together.
         num_rounds: of each of the three.
         within: seconds for each answer.
-        clock: in seconds, for tests; the loop's without it.
+        clock: in seconds; another one for tests.
     """
-    clock = clock or asyncio.get_running_loop().time
     beside: list[float] = []
     behind: list[float] = []
 

@@ -16,6 +16,8 @@ __all__ = ["ServerCounts", "counts_of_page", "read_counts", "settled_counts"]
 
 _SCRAPE_TIMEOUT = 5.0
 _SCRAPE_PERIOD = 0.05
+#: Readings in a row, of a server that does not count its requests.
+_NUM_UNCOUNTED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,10 @@ async def read_counts(target: Target) -> ServerCounts | None:
 async def settled_counts(
     target: Target, *, is_settled: Callable[[ServerCounts], bool], within: float
 ) -> ServerCounts | None:
-    """Read until two readings in a row are settled; after ``within`` seconds the last one.
+    """Read until some readings in a row are settled; after ``within`` seconds the last one.
 
-    Two, since a request may be on its way into the engine at the first.
+    Two, since a request may be on its way into the engine at the first; more of a server that does
+    not count its requests, where nothing else says that all of them have arrived.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within
@@ -76,7 +79,8 @@ async def settled_counts(
     while True:
         counts = await read_counts(target)
         num_settled = num_settled + 1 if counts is not None and is_settled(counts) else 0
-        if num_settled == 2 or loop.time() >= deadline:
+        is_counted = counts is not None and counts.num_finished is not None
+        if num_settled == (2 if is_counted else _NUM_UNCOUNTED) or loop.time() >= deadline:
             return counts
         await asyncio.sleep(_SCRAPE_PERIOD)
 

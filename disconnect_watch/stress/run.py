@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import asdict, dataclass, field
@@ -184,13 +185,12 @@ class _Load:
         self._options = options
         self._counts = counts
         self._on_progress = on_progress
-        self._loop = asyncio.get_running_loop()
-        self._began = self._loop.time()
+        self._began = time.monotonic()
 
     @property
     def now(self) -> float:
         """Seconds since the begin."""
-        return self._loop.time() - self._began
+        return time.monotonic() - self._began
 
     def workers(self, plans: Iterator[ClientPlan]) -> list[Coroutine[None, None, None]]:
         """Together they run all clients, each at a time the next of all."""

@@ -7,7 +7,7 @@ from html import escape
 __all__ = ["Line", "bars", "lines"]
 
 _WIDTH, _HEIGHT = 640, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 14, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 12, 14, 40
 _NUM_TICKS = 4
 _BAR, _LABEL, _NUMBER = 22, 150, 60
 
@@ -39,9 +39,9 @@ def lines(title: str, of: Sequence[Line], *, x_name: str, y_name: str) -> str:
         x, y = x_end * tick / _NUM_TICKS, y_end * tick / _NUM_TICKS
         parts.append(
             f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{y_at(y):.1f}" y2="{y_at(y):.1f}"/>'
-            f'<text class="tick" x="{_LEFT - 6}" y="{y_at(y) + 4:.1f}" text-anchor="end">{y:.3g}'
-            f'</text><text class="tick" x="{x_at(x):.1f}" y="{bottom + 16}" text-anchor="middle">'
-            f"{x:.3g}</text>"
+            f'<text class="tick" x="{_LEFT - 6}" y="{y_at(y) + 4:.1f}" text-anchor="end">'
+            f'{_brief(y)}</text><text class="tick" x="{x_at(x):.1f}" y="{bottom + 16}" '
+            f'text-anchor="middle">{_brief(x)}</text>'
         )
     for line in of:
         points = " ".join(f"{x_at(x):.1f},{y_at(y):.1f}" for x, y in line.points)
@@ -73,6 +73,10 @@ def bars(title: str, numbers: Mapping[str, float], *, kind: str) -> str:
             f'x="{_LABEL + number / longest * room + 6:.1f}" y="{y + 15}">{number:,.6g}</text>'
         )
     return _figure(title, _WIDTH, max(1, len(numbers)) * _BAR, "".join(parts), "")
+
+
+def _brief(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _figure(title: str, width: int, height: int, drawn: str, legend: str) -> str:

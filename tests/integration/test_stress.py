@@ -228,6 +228,28 @@ def test_server_is_settled_when_two_readings_in_a_row_say_so(run: LoopRunner) ->
     assert pages == [page(9)]
 
 
+def test_server_that_counts_nothing_is_settled_when_it_stays_so(run: LoopRunner) -> None:
+    num_read = 0
+
+    async def scrape(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_read
+        num_read += 1
+        await reader.readuntil(b"\r\n\r\n")
+        # What was sent arrives behind three readings, and is done behind two more.
+        body = f"tgi_batch_current_size {int(3 < num_read <= 5)}\ntgi_queue_size 0\n"
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        writer.close()
+
+    async def main() -> ServerCounts | None:
+        server = await dw.start_server(scrape, "127.0.0.1", 0)
+        async with server:
+            target = Target(*server.sockets[0].getsockname()).with_path("/metrics")
+            return await settled_counts(target, is_settled=lambda read: read.is_idle, within=40)
+
+    assert run(main) == ServerCounts(num_running=0, num_waiting=0, source="TGI")
+    assert num_read == 15
+
+
 def lossy(num_good: int) -> Handler:
     """Echoes to so many, and closes on the next without a word."""
     num_served = 0

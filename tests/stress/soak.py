@@ -93,6 +93,7 @@ class Soak:
         num_left: clients that left, and ``num_answered`` that had an answer.
         failures: what did not hold in a round; empty where all did.
         more: of what the server holds more than at the start.
+        rss_by_round: bytes, behind each round: a plateau, or a slope.
     """
 
     seed: int
@@ -103,6 +104,7 @@ class Soak:
     after: Held
     failures: list[str]
     more: list[str]
+    rss_by_round: list[int]
 
     @property
     def holds(self) -> bool:
@@ -128,11 +130,13 @@ def soak(process: Process, num: int, seed: int) -> Soak:
     began = time.monotonic()
     num_left = num_answered = 0
     failures: list[str] = []
+    rss_by_round: list[int] = []
     for index, at in enumerate(range(0, num, NUM_ROUND), start=1):
         report = _round(target, min(NUM_ROUND, num - at), seed + index)
         num_left += report.as_dict()["left"]
         num_answered += report.as_dict()["answered"]
         failures += [f"{c.name}: {c.detail}" for c in report.checks if not c.holds]
+        rss_by_round.append(Held.by(process).rss_bytes)
         print(f"{num_left} left, {num_answered} answered", file=sys.stderr, flush=True)
     seconds = time.monotonic() - began
     after = Held.by(process)
@@ -141,7 +145,9 @@ def soak(process: Process, num: int, seed: int) -> Soak:
         time.sleep(_PERIOD)
         after = Held.by(process)
     more = after.more_than(before)
-    return Soak(seed, round(seconds, 1), num_left, num_answered, before, after, failures, more)
+    return Soak(
+        seed, round(seconds, 1), num_left, num_answered, before, after, failures, more, rss_by_round
+    )
 
 
 def _round(target: Target, num: int, seed: int) -> Report:

@@ -9,13 +9,22 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+def has_python_of(name: str) -> bool:
+    """Whether ``python_of`` finds one."""
+    return _python_path(name).exists()
+
+
 def python_of(name: str) -> Path:
     """The Python of ``.venv-NAME``, or of the directory that NAME_VENV says; else skips."""
-    variable = f"{name.upper().replace('-', '_')}_VENV"
-    python = Path(os.environ.get(variable, ROOT / f".venv-{name}")) / "bin" / "python"
+    python = _python_path(name)
     if not python.exists():
         pytest.skip(f"{python} is not there: .ci/{name} makes it")
     return python
+
+
+def _python_path(name: str) -> Path:
+    variable = f"{name.upper().replace('-', '_')}_VENV"
+    return Path(os.environ.get(variable, ROOT / f".venv-{name}")) / "bin" / "python"
 
 
 def environment() -> dict[str, str]:
