@@ -20,7 +20,7 @@ STRICT := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wconversion \
 	-Wstrict-prototypes -Wmissing-prototypes -Werror -Idisconnect_watch/include
 
 .PHONY: serve pd pd-faults bench-pd test screenshots test-py test-all test-c test-programs matrix matrix-proxies matrix-clients matrix-servers abort-matrix stress-core stress-engine stress-demo soak sanitize tsan valgrind fuzz mutants conformance test-gateways reference \
-	lint types fmt build dev bench bench-quick bench-engine bench-frontend bench-gateways bench-all gpu test-core test-pythons wheel ci clean
+	lint types fmt build dev bench bench-quick bench-engine bench-frontend bench-gateways bench-scale bench-all gpu test-core test-pythons wheel ci clean
 
 serve: $(VENV)/.serve
 	$(BIN)/disconnect-watch serve --http-port $(PORT) --metrics-port $(METRICS_PORT) \
@@ -193,6 +193,11 @@ bench-engine: $(VENV)/.dev
 # Triton; about 5 minutes on an idle machine.
 bench-frontend: $(VENV)/.dev
 	$(BIN)/python -m bench.frontend
+	$(BIN)/python -m bench.tables
+
+# What a frontend costs, and one of several before one engine; some minutes.
+bench-scale: $(VENV)/.dev
+	$(BIN)/python -m bench.scale
 	$(BIN)/python -m bench.tables
 
 # A real Triton asked at its own HTTP port and through the gateway; some minutes.

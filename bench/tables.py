@@ -22,6 +22,7 @@ PAGES = tuple(
         "docs/engine.md",
         "docs/gateways.md",
         "docs/models.md",
+        "docs/scale.md",
     )
 )
 MARKED = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- /measured -->)", re.DOTALL)
@@ -332,6 +333,35 @@ def _worker() -> str:
     )
 
 
+def _scale() -> str:
+    results = Results("scale")
+    one, two = "one process", "2 frontends"
+    rows = [
+        [
+            f"{what}, µs of CPU",
+            results.of(f"{what}, {one}, frontend"),
+            results.of(f"{what}, {two}, frontend"),
+            results.of(f"{what}, {two}, engine"),
+        ]
+        for what in ("a request of one token", "a token of a stream")
+    ]
+    connection = "memory of an idle connection"
+    rows += [
+        [
+            "memory of the process, MiB",
+            results.of(f"memory of a frontend, {one}"),
+            results.of(f"memory of a frontend, {two}"),
+            results.of(f"memory of the engine, {two}"),
+        ],
+        [
+            f"{connection}, KiB",
+            *(results.of(f"{connection}, {of}") for of in (one, two)),
+            "",
+        ],
+    ]
+    return _table(["", "one process, engine and all", "each of 2 frontends", "their engine"], rows)
+
+
 def _flag_check() -> str:
     results = Results("flag_check")
     rows = []
@@ -612,6 +642,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "watch_cost": _watch_cost,
     "adapters": _adapters,
     "baselines": _baselines,
+    "scale": _scale,
     "scaling": _scaling,
     "worker": _worker,
     "flag_check": _flag_check,

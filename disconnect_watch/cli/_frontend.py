@@ -45,6 +45,7 @@ __all__ = [
     "Unblind",
     "VanishAfter",
     "announce",
+    "say_serving",
     "serve_options",
 ]
 
@@ -245,10 +246,28 @@ def announce(
         before: the server that all requests are passed to; None where they are answered here.
         admin_port: where an admin is served, if there is such a port.
     """
-    url = _url(http)
     engines = list(frontend.backends)
     models = frontend.models.index(ready=True) if frontend.models else ()
     others = sorted({entry.name for entry in models} - set(engines))
+    say_serving(engines, others, http, metrics, admin_token, before=before, admin_port=admin_port)
+
+
+def say_serving(
+    engines: list[str],
+    others: list[str],
+    http: socket.socket,
+    metrics: socket.socket,
+    admin_token: str | None,
+    *,
+    before: str | None = None,
+    admin_port: socket.socket | None = None,
+) -> None:
+    """As ``announce``, by the names of the models that are served.
+
+    Args:
+        others: those that take tensors only.
+    """
+    url = _url(http)
     names = [before] if before else [*engines, *others]
     if before:
         example = f"curl {url}/health"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from disconnect_watch.cli._app import app, fail, typer
+from disconnect_watch.cli._fleet import refuse_in_fleet, serve_fleet
 from disconnect_watch.cli._frontend import (
     AdminAddress,
     AdminPort,
@@ -38,6 +39,7 @@ from disconnect_watch.cli._frontend import (
     Unblind,
     VanishAfter,
     announce,
+    say_serving,
     serve_options,
 )
 from disconnect_watch.keys import KeyRing, Role
@@ -145,6 +147,9 @@ def serve(
         ),
     ] = None,
     metrics_port: MetricsPort = 8002,
+    frontends: Annotated[
+        int, typer.Option(min=1, help="Processes that speak HTTP, before one of the engine.")
+    ] = 1,
     http_restricted_api: RestrictedApi = None,
     trace_config: TraceConfig = None,
     http_header_forward_pattern: HeaderForwardPattern = None,
@@ -240,10 +245,21 @@ def serve(
     try:
         keys = KeyRing.read(api_keys, environment=os.environ)
         cloud = _cloud(allow_sagemaker, allow_vertex_ai, vertex_ai_default_model)
+        if frontends > 1:
+            refuse_in_fleet(
+                {
+                    "--model-repository": model_repository,
+                    "--embedding-model": embedding_model,
+                    "--allow-client-shm": allow_client_shm is BoolOption.TRUE,
+                    "a cloud's mode": cloud,
+                    "--role": role,
+                }
+            )
     except (OSError, ValueError) as error:
         fail(str(error))
     if role is not None and not any(entry.role is not Role.USER for entry in keys.callers):
         fail("--role needs --api-keys with a key of role service, which pd-proxy comes with")
+    is_fleet = frontends > 1
     is_multi_model = allow_sagemaker and os.environ.get("SAGEMAKER_MULTI_MODEL") == "true"
     address = http_address or ("127.0.0.1" if cloud is None else "0.0.0.0")
     port = http_port if http_port is not None else 8000 if cloud is None else cloud.port
@@ -258,13 +274,15 @@ def serve(
             else bind(admin_address, admin_port) as admins_port,
         ):
             try:
-                from disconnect_watch.backends.embedder import EmbedderBackend
-                from disconnect_watch.backends.engine import EngineBackend
+                if not is_fleet:  # whose engine, and with it torch, is in another process
+                    from disconnect_watch.backends.embedder import EmbedderBackend
+                    from disconnect_watch.backends.engine import EngineBackend
                 from disconnect_watch.backends.engines import EngineTable
                 from disconnect_watch.backends.repository import ModelRepository
                 from disconnect_watch.engine import DEFAULT_MODEL, CheckpointError, EngineConfig
                 from disconnect_watch.server import serve as serve_until_signal
                 from disconnect_watch.server.disagg.role import NodeRole
+                from disconnect_watch.server.fleet.supervisor import FleetError
                 from disconnect_watch.server.guard import Gatekeeper
                 from disconnect_watch.server.logs import configure_logging
                 from disconnect_watch.server.openai.responses.opening import open_store
@@ -315,7 +333,7 @@ def serve(
                 transport = None
                 if role is not None:
                     transport = _transport(kv_transfer, kv_address, kv_port, kv_key)
-                if model or not (model_repository or is_multi_model):
+                if not is_fleet and (model or not (model_repository or is_multi_model)):
                     backend = EngineBackend.from_pretrained(
                         model or DEFAULT_MODEL,
                         name=model_name,
@@ -356,6 +374,29 @@ def serve(
                 return repository
 
             try:
+                if is_fleet:
+                    serve_fleet(
+                        frontends,
+                        model=model or DEFAULT_MODEL,
+                        model_name=model_name,
+                        chat_template=chat_template,
+                        engine_config=engine_config,
+                        options=options,
+                        keys=keys,
+                        trace_config=trace_config,
+                        log_level="debug" if log_verbose else log_level.value,
+                        sockets={
+                            "http": http,
+                            "metrics": metrics,
+                            "admin": admin,
+                            "admin_port": admins_port,
+                        },
+                        store=store,
+                        announce=lambda name, token: say_serving(
+                            [name], [], http, metrics, token, admin_port=admins_port
+                        ),
+                    )
+                    return
                 serve_until_signal(
                     backend,
                     embedder=embedder,
@@ -376,7 +417,7 @@ def serve(
                         admin_port=admins_port,
                     ),
                 )
-            except (ModelsFailedError, ValueError) as error:
+            except (FleetError, ModelsFailedError, ValueError) as error:
                 fail(str(error))
     except OSError as error:
         # What bind says is whole; of a file the name stands beside it.

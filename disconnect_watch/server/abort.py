@@ -32,7 +32,15 @@ from disconnect_watch.server.openai.schema import decode_request
 if TYPE_CHECKING:
     from disconnect_watch.server.frontend import Frontend
 
-__all__ = ["abort_request", "abort_requests", "cancel_all", "cancel_many", "cancel_one"]
+__all__ = [
+    "abort_request",
+    "abort_requests",
+    "cancel_all",
+    "cancel_known",
+    "cancel_live",
+    "cancel_many",
+    "cancel_one",
+]
 
 #: Ids in one request.
 MAX_IDS = 256
@@ -151,20 +159,36 @@ async def _cancel(request: Request, names: Sequence[str], *, wait: float) -> lis
     """Cancel those that the caller may, at the same time."""
     frontend: Frontend = request.app.state.frontend
     caller = _caller(request)
-    frontend.take_cancels(caller, len(names))
+    await frontend.take_cancels(caller, len(names))
+    results = await cancel_known(frontend.ledger, caller, names, wait=wait)
+    unknown = [result.request_id for result in results if result.status == "not_found"]
+    if unknown and frontend.peers is not None:
+        elsewhere = await frontend.peers.cancel(caller, unknown, wait=wait)
+        results = [elsewhere.get(result.request_id, result) for result in results]
+    return results
+
+
+async def cancel_known(
+    ledger: RequestLedger, caller: Caller, names: Sequence[str], *, wait: float
+) -> list[Cancelled]:
+    """Cancel those of a ledger that the caller may, at the same time.
+
+    Raises:
+        AmbiguousError: names cannot be told apart, and nothing was cancelled.
+    """
     # Each once, however often it was named; and all are looked for before any is cancelled, since
     # names that cannot be told apart are the answer to the whole request.
     once: dict[str, RequestRecord | None] = {}
     ambiguous: list[str] = []
     for name in dict.fromkeys(names):
         try:
-            once[name] = frontend.ledger.find(caller, name)
+            once[name] = ledger.find(caller, name)
         except AmbiguousNameError:
             ambiguous.append(name)
     if ambiguous:
         raise AmbiguousError(ambiguous)
     results = await asyncio.gather(
-        *(_cancel_found(frontend.ledger, once[name], name, wait=wait) for name in once)
+        *(_cancel_found(ledger, once[name], name, wait=wait) for name in once)
     )
     by_name = dict(zip(once, results, strict=True))
     return [by_name[name] for name in names]
@@ -180,7 +204,15 @@ async def _cancel_found(
 
 async def _cancel_live(request: Request, *, wait: float) -> list[Cancelled]:
     frontend: Frontend = request.app.state.frontend
-    ledger = frontend.ledger
+    results = cancel_live(frontend.ledger, wait=wait)
+    if frontend.peers is None:
+        return await results
+    here, elsewhere = await asyncio.gather(results, frontend.peers.cancel_all(wait=wait))
+    return [*here, *elsewhere]
+
+
+async def cancel_live(ledger: RequestLedger, *, wait: float) -> list[Cancelled]:
+    """Cancel all that runs, at the same time."""
     return await asyncio.gather(
         *(cancel(ledger, record, name=record.request_id, wait=wait) for record in ledger.live())
     )

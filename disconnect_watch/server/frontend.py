@@ -41,6 +41,7 @@ from disconnect_watch.token import CancelToken, Reason
 if TYPE_CHECKING:
     from disconnect_watch.backends.embedder import EmbedderBackend
     from disconnect_watch.engine.outcome import Phase
+    from disconnect_watch.server.peers import Peers
 
 __all__ = ["Frontend", "FrontendStats"]
 
@@ -83,6 +84,7 @@ class Frontend:
         remote: the same, where other servers run them.
         engines: those of a repository, which come and go; ``backends`` join them.
         options: None for the defaults.
+        peers: other frontends before the same engines; None where this is the only one.
         store: of responses, closed with ``responses``; None keeps them in memory.
 
     Threads: the loop's only.
@@ -97,7 +99,9 @@ class Frontend:
         engines: EngineTable | None = None,
         options: FrontendOptions | None = None,
         store: ResponseStore | None = None,
+        peers: "Peers | None" = None,
     ) -> None:
+        self.peers = peers
         self.embedder = embedder
         self.backends = EngineTable() if engines is None else engines
         for backend in backends:
@@ -244,14 +248,17 @@ class Frontend:
             await record.part.finish(streams, runnings)
         return runnings
 
-    def take_cancels(self, caller: Caller, num: int) -> None:
+    async def take_cancels(self, caller: Caller, num: int) -> None:
         """Count cancels by id that a caller asks for.
 
         Raises:
             TooManyError: they are more than the caller may ask for now.
         """
         weight = SERVICE_WEIGHT if caller.role is Role.SERVICE else 1.0
-        self.abort_limit.take(caller.name, num, weight=weight)
+        if self.peers is None:
+            self.abort_limit.take(caller.name, num, weight=weight)
+        else:
+            await self.peers.take(caller.name, num, weight=weight)
 
     def model_statistics(self) -> Sequence[ModelStatistics]:
         """Of the models that take tensors, for metrics; counted as Triton does if that is asked.

@@ -112,15 +112,22 @@ class Gatekeeper:
         keys: without one, everybody may use the models.
         has_admin_port: whether what an admin may do is asked for on a port of its own, and
             nowhere else.
+        admin_token: where there are no keys; None makes one.
 
     Attributes:
         admin_token: lets its holder do what an admin's key does, where there are no keys.
     """
 
-    def __init__(self, keys: KeyRing | None = None, *, has_admin_port: bool = False) -> None:
+    def __init__(
+        self,
+        keys: KeyRing | None = None,
+        *,
+        has_admin_port: bool = False,
+        admin_token: str | None = None,
+    ) -> None:
         self._keys = keys or KeyRing()
         self.has_admin_port = has_admin_port
-        self.admin_token = None if self.has_keys else new_key()
+        self.admin_token = None if self.has_keys else admin_token or new_key()
 
     @property
     def has_keys(self) -> bool:

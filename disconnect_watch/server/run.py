@@ -33,6 +33,7 @@ from disconnect_watch.server.guard import AdminDoor, AdminPort, Gatekeeper
 from disconnect_watch.server.metrics import Metrics
 from disconnect_watch.server.openai.responses.store import ResponseStore
 from disconnect_watch.server.options import FrontendOptions
+from disconnect_watch.server.peers import Peers
 from disconnect_watch.server.slow import Arrivals
 from disconnect_watch.server.upload import UploadProtocol
 from disconnect_watch.watcher import Watcher, default_watcher
@@ -419,6 +420,7 @@ def serve(
     open_models: Callable[[], AbstractAsyncContextManager[Models | None]] = nullcontext,
     open_remote: Callable[[], AbstractAsyncContextManager[RemoteModels | None]] = nullcontext,
     open_app: Callable[[], AbstractAsyncContextManager[App | None]] = nullcontext,
+    open_peers: Callable[[], AbstractAsyncContextManager[Peers | None]] = nullcontext,
     gatekeeper: Gatekeeper | None = None,
     admin: socket.socket | None = None,
     admin_port: socket.socket | None = None,
@@ -434,6 +436,7 @@ def serve(
         open_models: called on the loop for the models that take tensors.
         open_remote: the same, where other servers run them.
         open_app: the same for an application that is served in place of our own.
+        open_peers: the same for the other frontends, where the engines are those of all of them.
         gatekeeper: knows who calls; None needs no keys.
         admin: from ``bind_unix``; whoever connects to it is the admin. Closed at the end.
         admin_port: from ``bind``; has what only an admin may do, for a gatekeeper that knows of
@@ -467,6 +470,7 @@ def serve(
                     open_models,
                     open_remote,
                     open_app,
+                    open_peers,
                     gatekeeper,
                     admin,
                     admin_port,
@@ -500,6 +504,7 @@ async def _serve(
     open_models: Callable[[], AbstractAsyncContextManager[Models | None]],
     open_remote: Callable[[], AbstractAsyncContextManager[RemoteModels | None]],
     open_app: Callable[[], AbstractAsyncContextManager[App | None]],
+    open_peers: Callable[[], AbstractAsyncContextManager[Peers | None]],
     gatekeeper: Gatekeeper | None,
     admin: socket.socket | None,
     admin_port: socket.socket | None,
@@ -513,6 +518,7 @@ async def _serve(
             _require_all(models)
         remote = await others.enter_async_context(open_remote())
         app = await others.enter_async_context(open_app())
+        peers = await others.enter_async_context(open_peers())
         backends = () if backend is None else (backend,)
         frontend = Frontend(
             *backends,
@@ -522,21 +528,27 @@ async def _serve(
             engines=engines,
             options=options.frontend,
             store=store,
+            peers=peers,
         )
         others.push_async_callback(frontend.responses.close)
         others.callback(frontend.memory.close)
         metrics = Metrics(
-            engine=frontend.backends.stats,
+            # Those of an engine that is not this process's alone are told by the engine's.
+            engine=frontend.backends.stats if peers is None else None,
             watcher=lambda: default_watcher().stats(),
             frontend=frontend.stats,
             models=frontend.model_statistics,
             upstreams=None if remote is None else remote.upstreams,
             outcomes=lambda: frontend.outcomes,
             signals=lambda: frontend.ledger.signals,
+            gather=None if peers is None else peers.metrics,
         )
         if options.node is not None:
             options.node.observe(metrics.registry)
-        frontend.backends.listen(metrics.observe)
+        if peers is None:
+            frontend.backends.listen(metrics.observe)
+        else:
+            peers.attach(frontend, metrics)
         for handler in logging.getLogger().handlers:
             handler.addFilter(frontend.log_settings)
         server = make_server(

@@ -20,7 +20,7 @@ _LAUNCH = """
 import ctypes, os, runpy, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 if os.getppid() == int(sys.argv.pop(1)):
-    runpy.run_module("disconnect_watch.cli", run_name="__main__", alter_sys=True)
+    runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 
 FREE_PORTS = ("--http-port", "0", "--metrics-port", "0")
@@ -41,12 +41,16 @@ class Process:
         self,
         *options: str,
         command: str = "serve",
+        module: str = "disconnect_watch.cli",
         python: Path | str = sys.executable,
         env: dict[str, str] | None = None,
     ) -> None:
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [python, "-c", _LAUNCH, str(os.getpid()), command, *FREE_PORTS, *options],
+            [
+                *(python, "-c", _LAUNCH, str(os.getpid()), module),
+                *(command, *FREE_PORTS, *options),
+            ],
             stderr=subprocess.PIPE,
             text=True,
             env=env,
@@ -110,7 +114,8 @@ def running(
     """The command, ready; killed at the end, whatever happened, so that none is left behind.
 
     Args:
-        of_process: ``python`` and ``env``, where they are not those of the tests.
+        of_process: ``python``, ``env``, and ``module``, which has the command, where they are not
+            those of the tests.
     """
     process = Process(*options, command=command, **of_process)
     try:

@@ -80,6 +80,10 @@ class EngineServer:
         for link in self._links.values():
             link.close()
 
+    async def wait_closed(self) -> None:
+        """Wait until all frontends have heard what they were told before ``close``, or are gone."""
+        await asyncio.gather(*(link.closed.wait() for link in [*self._links.values()]))
+
     def tell_outcomes(self) -> None:
         """Tell all frontends of what has ended since the last time."""
         while self._outcomes:
@@ -104,6 +108,7 @@ class _Link:
 
     def __init__(self, server: EngineServer, link_id: int) -> None:
         self._server = server
+        self.closed = asyncio.Event()
         self._link_id = link_id
         self._loop = asyncio.get_running_loop()
         self._frames: FrameLink | None = None
@@ -198,6 +203,7 @@ class _Link:
             self.push(Viewed(asked.call, await backend.view()))
 
     def _lost(self) -> None:
+        self.closed.set()
         for stream in self._streams.values():
             stream.request.mark_cancelled(Reason.OWNER_CLOSED)
         self._forget_if_drained()

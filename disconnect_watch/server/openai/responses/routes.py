@@ -83,7 +83,7 @@ async def cancel_response(request: Request) -> Response:
     """
     responses, caller, response_id = _asked_about(request)
     frontend: Frontend = request.app.state.frontend
-    frontend.take_cancels(caller, 1)
+    await frontend.take_cancels(caller, 1)
     wait = _number(request, "wait", at_most=60)
     transcript = await responses.cancel(
         caller, response_id, wait=WAIT if wait is None else float(wait)
@@ -96,7 +96,7 @@ async def delete_response(request: Request) -> Response:
     """``DELETE /v1/responses/{id}``, which cancels one that runs."""
     responses, caller, response_id = _asked_about(request)
     frontend: Frontend = request.app.state.frontend
-    frontend.take_cancels(caller, 1)
+    await frontend.take_cancels(caller, 1)
     await responses.delete(caller, response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 

@@ -165,7 +165,7 @@ class Responses:
         if not transcript.is_background:
             raise NotInBackgroundError(response_id)
         if transcript.ending is None:
-            raise ElsewhereError(response_id)
+            transcript = await self._ended_elsewhere(caller, response_id, wait)
         return transcript
 
     async def delete(self, caller: Caller, response_id: str) -> None:
@@ -178,8 +178,11 @@ class Responses:
         """
         live = self.find_live(caller, response_id)
         if live is None:
-            if (await self._get_stored(caller, response_id)).ending is None:
-                raise ElsewhereError(response_id)
+            transcript = await self._get_stored(caller, response_id)
+            if transcript.ending is None:
+                if not transcript.is_background:
+                    raise NotInBackgroundError(response_id)
+                await self._ended_elsewhere(caller, response_id, LAST_WORDS)
         elif not live.transcript.is_background:
             raise NotInBackgroundError(response_id)
         else:
@@ -231,6 +234,17 @@ class Responses:
                 name = live.transcript.response_id
                 await cancel(self._frontend.ledger, live.record, name=name, wait=wait)
                 await live.wait_over()
+
+    async def _ended_elsewhere(self, caller: Caller, response_id: str, wait: float) -> Transcript:
+        """Have another frontend cancel a response; returns it as it is then.
+
+        Raises:
+            ElsewhereError: no other frontend of this server generates it.
+        """
+        if self._frontend.peers is None:
+            raise ElsewhereError(response_id)
+        await self._frontend.peers.cancel_response(caller, response_id, wait=wait)
+        return await self._get_stored(caller, response_id)
 
     async def _get_stored(self, caller: Caller, response_id: str) -> Transcript:
         return _transcript_of(await self._stored(caller, response_id))
