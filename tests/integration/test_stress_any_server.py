@@ -3,6 +3,9 @@
 import asyncio
 import contextlib
 import json
+import os
+import pty
+import re
 import socket
 import subprocess
 import sys
@@ -488,3 +491,32 @@ def test_second_of_two_reports_that_lost_a_check_fails(
         cli.app(["stress", "--compare", *map(str, paths), "--json"])
     assert caught.value.code == 1
     assert json.loads(capsys.readouterr().out)["lost"] == ["every answer is right"]
+
+
+def test_on_a_terminal_there_is_a_table_that_ends_with_the_last_client() -> None:
+    with uvicorn_of(App()) as url:
+        ours, theirs = pty.openpty()
+        with subprocess.Popen(
+            [
+                *(sys.executable, "-m", "disconnect_watch.cli", "stress", url, "--no-effect"),
+                *("--profile", "http", "--stay", "7", "--leave", "0"),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            text=True,
+            env=os.environ | {"TERM": "xterm", "COLUMNS": "120"},
+        ) as process:
+            os.close(theirs)
+            drawn = b""
+            with contextlib.suppress(OSError):  # EIO: nobody has the other end open any more
+                while data := os.read(ours, 4096):
+                    drawn += data
+            os.close(ours)
+            assert process.stdout is not None
+            report = process.stdout.read()
+            assert process.wait(40) == 0
+    assert "7 of 7 clients" in report
+    *_, last = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", drawn).split(b"begun")
+    names, numbers = last.decode().splitlines()[:2]
+    assert names.split()[:4] == ["answered", "left", "failed", "open"]
+    assert numbers.split()[:5] == ["7", "7", "0", "0", "0"]
