@@ -66,6 +66,7 @@ BEYOND_THE_CORE = [
     "proxies",
     "servers",
     "stress/test_soak.py",
+    "stress/test_stopped.py",
     "stress/test_stress_engine.py",
     "triton",
     "unit/test_asgi_route.py",
