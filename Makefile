@@ -200,6 +200,10 @@ bench-scale: $(VENV)/.dev
 	$(BIN)/python -m bench.scale
 	$(BIN)/python -m bench.tables
 
+# What a client that leaves between prefill and decode strands, by what lets its blocks go.
+bench-pd: $(VENV)/.dev
+	$(BIN)/python -m bench.pd
+
 # A real Triton asked at its own HTTP port and through the gateway; some minutes.
 bench-gateways: $(VENV)/.dev .venv-triton/bin/tritonserver
 	$(BIN)/python -m bench.gateways

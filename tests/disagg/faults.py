@@ -62,9 +62,11 @@ class Injector:
         self._cluster = found
         self._random = random.Random(seed)
         self._num_bodies = 0
-        self._run()
+        self.wait_until_whole()
+        figures = self._run()
+        assert figures is not None, "a request was refused, though nothing has happened yet"
         #: Seconds to the first token, and to the last.
-        self.first, self.span = self._run()
+        self.first, self.span = figures
 
     def inject(self, fault: str) -> Observed:
         """Let it happen to one request at a random instant, and mend what was broken."""
@@ -128,10 +130,13 @@ class Injector:
         text = f"{self._num_bodies}. {TEXT}"
         return {"text_input": text, "max_tokens": NUM_TOKENS, "ignore_eos": True}
 
-    def _run(self) -> tuple[float, float]:
+    def _run(self) -> tuple[float, float] | None:
+        """One request, undisturbed; None if it was refused."""
         begun = time.monotonic()
         with Client(self._cluster.port) as client:
             client.post(PATH, self._body())
+            if b" 200 " not in client.read_until(b"\r\n\r\n"):
+                return None
             client.read_until(b"data: ")
             first = time.monotonic() - begun
             client.read_until(b"0\r\n\r\n")
