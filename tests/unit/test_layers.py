@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "_core",
         "disagg",
         "errors",
+        "ports",
         "remote",
         "token",
         "engine",
