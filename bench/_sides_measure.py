@@ -12,7 +12,7 @@ from disconnect_watch.stress.connection import Connections
 from disconnect_watch.stress.http import HttpResponse, request_bytes
 from disconnect_watch.testing import ways
 
-__all__ = ["LEAVES", "Load", "leave_ms", "load", "ready"]
+__all__ = ["LEAVES", "Load", "Looker", "leave_ms", "load", "ready"]
 
 LEAVES = (Way.FIN, Way.RST, Way.HALF_CLOSE_FIN, Way.BEHIND_REQUEST, Way.BEHIND_BODY)
 #: Seconds for what must come at all.
@@ -141,6 +141,7 @@ async def load(
             max_seconds=_PATIENCE,
         )
         report = await run_stress(served.target, served.exchange, options=options)
+        looker.close()  # a new connection is accepted behind those of the last to leave
         await looker.until(0, _PATIENCE)
         after = await looker.counts()
     finally:

@@ -8,9 +8,10 @@ from xml.etree import ElementTree
 import pytest
 
 from bench import side_by_side, sides_plot
-from bench._sides_measure import LEAVES, load, ready
+from bench._sides_measure import LEAVES, Looker, load, ready
 from bench._sides_peers import LEAVE_STEPS, PEERS, STAY_STEPS, Peer
 from bench._sides_work import PLACES, Work
+from tests.support.net import PATIENCE
 from tests.unit.test_bench import assert_schema
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -58,17 +59,24 @@ def test_cancelled_work_gives_its_place_back() -> None:
 
 
 @pytest.mark.slow
-def test_work_is_wasted_where_nobody_looks_and_only_there() -> None:
-    async def wasted_by(peer: Peer) -> float:
+def test_work_is_done_for_who_left_where_nobody_looks_and_only_there() -> None:
+    async def main(peer: Peer, *, until_all_is_done: bool) -> float:
         with peer.serve() as served:
             assert (served.stay_units, served.leave_units) == (STAY_STEPS, LEAVE_STEPS)
             await ready(served)
             found = await load(served, num_stay=2, num_leave=4, seed=1, leaves=LEAVES[:1])
-        assert found.num_failed == 0
+            assert found.num_failed == 0
+            looker = Looker(served)
+            async with asyncio.timeout(PATIENCE):
+                num_units = -1.0
+                while until_all_is_done and num_units < 2 * STAY_STEPS + 4 * LEAVE_STEPS:
+                    num_units = (await looker.counts()).num_units
+                    await asyncio.sleep(0.01)
+            looker.close()
         return found.wasted
 
-    assert asyncio.run(wasted_by(peer("FastAPI on uvicorn, nobody looks"))) == 1.0
-    assert asyncio.run(wasted_by(peer("FastAPI on uvicorn, ours"))) < 1.0
+    asyncio.run(main(peer("FastAPI on uvicorn, nobody looks"), until_all_is_done=True))
+    assert asyncio.run(main(peer("FastAPI on uvicorn, ours"), until_all_is_done=False)) < 1.0
 
 
 @pytest.mark.slow
