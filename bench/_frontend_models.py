@@ -41,7 +41,8 @@ class TritonPythonModel:
                 sender.send(pb_utils.InferenceResponse([tensor]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
-# Polls its flag as a model that decodes would. A stream's chunks begin after FIRST seconds.
+# Looks at its flag so often that the time of its looks is not what is measured. A stream's
+# chunks begin after FIRST seconds.
 _WAITS = """
 import os, time
 import numpy as np
@@ -64,7 +65,7 @@ class TritonPythonModel:
         began = sent = time.monotonic()
         tell("begin", name)
         while time.monotonic() < began + seconds and not r.is_cancelled():
-            time.sleep(0.002)
+            time.sleep(0.0001)
             if sender and time.monotonic() > max(began + first, sent + 0.02):
                 sent = time.monotonic()
                 sender.send(self.answer("chunk"))
