@@ -22,6 +22,7 @@ from bench._http_server import serve
 from bench._uvicorn_server import VARIANTS, factory
 from disconnect_watch.backends.repository import ModelRepository
 from disconnect_watch.server import Frontend, FrontendOptions, Metrics, ServeOptions
+from disconnect_watch.server.collector import rare_collections
 from disconnect_watch.server.logs import configure_logging
 from disconnect_watch.server.run import make_server
 from disconnect_watch.watcher import default_watcher
@@ -49,6 +50,7 @@ async def main(repository: Path) -> None:
         config.load()
         kind: Any = config.http_protocol_class
         protocol = partial(kind, config, server.server_state, {})
+        stack.enter_context(rare_collections())
         await serve({"uvicorn": factory(*VARIANTS["httptools"]), "frontend": protocol})
 
 

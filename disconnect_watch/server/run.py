@@ -26,6 +26,7 @@ from disconnect_watch.ports import listen
 from disconnect_watch.server.access import App
 from disconnect_watch.server.app import create_app, create_metrics_app
 from disconnect_watch.server.cloud import CloudMode
+from disconnect_watch.server.collector import rare_collections
 from disconnect_watch.server.crowd import TOO_MANY, Crowd, num_connections_possible
 from disconnect_watch.server.documents import encode
 from disconnect_watch.server.frontend import Frontend
@@ -571,6 +572,7 @@ async def _serve(
         if admin_port is not None:
             port = _config(AdminPort(server.config.app), protocol, options)
             await others.enter_async_context(_running(port, admin_port))
+        others.enter_context(rare_collections())
         await server.serve(sockets=[http])
 
 

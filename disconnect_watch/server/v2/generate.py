@@ -189,6 +189,7 @@ async def _responses(
         raise
     finally:
         frontend.end(record, outcome_of(request, ended_with))
+        ended_with = None  # whose traceback has this frame
 
 
 def _failure(call: Call, error: InferError) -> RequestError:

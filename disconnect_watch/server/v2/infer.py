@@ -58,6 +58,7 @@ def _room(call: Call, model: ServedModel, size_bytes: int) -> memoryview | None:
 async def _run(call: Call, model: ServedModel, parsed: ParsedInfer) -> InferResponse:
     found: InferResponse | None = None
     ended_with: BaseException | None = None
+    response: InferResponse | None = None
     num_responses = 0
     frontend = call.frontend
     frontend.begin(call.record)
@@ -77,6 +78,8 @@ async def _run(call: Call, model: ServedModel, parsed: ParsedInfer) -> InferResp
         raise
     finally:
         frontend.end(call.record, outcome_of(parsed.request, ended_with))
+        # Their tracebacks have this frame, and with it the request's tensors.
+        ended_with = response = None
     if found is None or num_responses != 1:
         raise FailedError(f"expected a single response, got {num_responses}")
     return found
