@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -299,7 +299,7 @@ class EnsembleModel:
                 for tensor in response.outputs:
                     name = step.outputs.get(tensor.name)
                     if name is not None:
-                        pool[name] = replace(tensor, name=name)
+                        pool[name] = tensor.told(name=name)
         return None
 
     async def _stream(
@@ -309,7 +309,7 @@ class EnsembleModel:
         async with aclosing(self._ask(step, request, pool, request.cancel)) as responses:
             async for response in responses:
                 made = {
-                    step.outputs[tensor.name]: replace(tensor, name=step.outputs[tensor.name])
+                    step.outputs[tensor.name]: tensor.told(name=step.outputs[tensor.name])
                     for tensor in response.outputs
                     if tensor.name in step.outputs
                 }
@@ -333,9 +333,7 @@ class EnsembleModel:
             InferRequest(
                 id=request.id,
                 inputs=[
-                    replace(pool[name], name=own)
-                    for own, name in step.inputs.items()
-                    if name in pool
+                    pool[name].told(name=own) for own, name in step.inputs.items() if name in pool
                 ],
                 requested_outputs=list(step.outputs),
                 parameters=request.parameters,

@@ -7,16 +7,15 @@ buffer it lies in, so a tensor on its way through copies nothing.
 
 import struct
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
+from disconnect_watch.backends._fast import RequestFields, ResponseFields, TensorFields
 from disconnect_watch.backends.base import Tensor
 from disconnect_watch.backends.datatypes import BY_NAME, of_array
 from disconnect_watch.errors import DisconnectWatchError
-from disconnect_watch.token import CancelToken
 
 __all__ = [
     "Buffer",
@@ -66,8 +65,7 @@ class InferError(DisconnectWatchError):
         return type(self), (self.code, self.message)
 
 
-@dataclass(slots=True)
-class InferTensor:
+class InferTensor(TensorFields):
     """One tensor on its way to a model or from it.
 
     Attributes:
@@ -76,12 +74,18 @@ class InferTensor:
         is_classified: it is not the output itself, but the best classes of it.
     """
 
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    data: Buffer
-    parameters: dict[str, Parameter] = field(default_factory=dict)
-    is_classified: bool = False
+    __slots__ = ()
+
+    def told(self, *, name: str | None = None, shape: tuple[int, ...] | None = None) -> Self:
+        """The same elements under another name, or with another shape of as many."""
+        return type(self)(
+            self.name if name is None else name,
+            self.datatype,
+            self.shape if shape is None else shape,
+            self.data,
+            self.parameters,
+            self.is_classified,
+        )
 
     def to_numpy(self) -> "np.ndarray[Any, Any]":
         """The tensor as an array of ``shape``.
@@ -150,8 +154,7 @@ def encode_strings(array: "np.ndarray[Any, Any]") -> bytes:
     return b"".join(pieces)
 
 
-@dataclass(slots=True)
-class InferRequest:
+class InferRequest(RequestFields):
     """One request to a model.
 
     Attributes:
@@ -168,23 +171,10 @@ class InferRequest:
             ``waiting`` in a queue, and ``decode`` once something works on it.
     """
 
-    id: str = ""
-    inputs: list[InferTensor] = field(default_factory=list)
-    requested_outputs: list[str] = field(default_factory=list)
-    num_classes: dict[str, int] = field(default_factory=dict)
-    headers: Sequence[tuple[bytes, bytes]] = ()
-    parameters: dict[str, Parameter] = field(default_factory=dict)
-    sequence_id: int | str = 0
-    sequence_start: bool = False
-    sequence_end: bool = False
-    priority: int = 0
-    timeout_us: int = 0
-    cancel: CancelToken = field(default_factory=CancelToken)
-    phase: Literal["waiting", "decode"] | None = None
+    __slots__ = ()
 
 
-@dataclass(slots=True)
-class InferResponse:
+class InferResponse(ResponseFields):
     """One response of a model.
 
     Attributes:
@@ -193,13 +183,7 @@ class InferResponse:
             outputs and no error, and then tells the client nothing.
     """
 
-    model_name: str
-    model_version: str
-    id: str = ""
-    parameters: dict[str, Parameter] = field(default_factory=dict)
-    outputs: list[InferTensor] = field(default_factory=list)
-    error: InferError | None = None
-    is_final: bool = True
+    __slots__ = ()
 
 
 @runtime_checkable

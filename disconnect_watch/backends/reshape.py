@@ -7,7 +7,7 @@ Source: Triton's model configuration, "Reshape".
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from copy import copy
 from math import prod
 from typing import Any
 
@@ -32,7 +32,9 @@ class Reshaper:
         """The request as the model sees it; its inputs must be those of the configuration."""
         if not self._inputs:
             return request
-        return replace(request, inputs=[self._told(each, self._inputs) for each in request.inputs])
+        told = copy(request)
+        told.inputs = [self._told(each, self._inputs) for each in request.inputs]
+        return told
 
     def outputs(self, tensors: list[InferTensor]) -> list[InferTensor]:
         """Outputs of the model as clients see them.
@@ -55,7 +57,7 @@ class Reshaper:
             sizes = iter([size for size, dim in zip(rest, before, strict=True) if dim == -1])
             shape = (*leading, *(next(sizes) if dim == -1 else dim for dim in after))
             if prod(shape) == prod(tensor.shape):
-                return replace(tensor, shape=shape)
+                return tensor.told(shape=shape)
         raise InferError(
             Code.INTERNAL,
             f"'{tensor.name}' has the shape {list(rest)}, its configuration says {list(before)}",

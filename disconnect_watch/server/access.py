@@ -5,7 +5,9 @@ The line says in ``hops_ms`` how long each part of the way took, as far as the r
 to the outcome, and ``answer`` until the last byte was handed to the connection.
 """
 
-import asyncio
+# What a closure says of its types would be worked out for each request.
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -13,12 +15,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from disconnect_watch.adapters import LEAVES, TOKEN_KEY
-from disconnect_watch.engine import AbortResult, Outcome
 from disconnect_watch.server.ids import new_id
 from disconnect_watch.server.outcome import joined
 from disconnect_watch.token import CancelToken, Reason
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from disconnect_watch.engine import AbortResult, Outcome
     from disconnect_watch.server.disagg.parts import Part
 
 __all__ = ["RECORD_KEY", "AccessLog", "RequestRecord"]
@@ -70,8 +74,8 @@ class RequestRecord:
     client_id: str = ""
     timeout: float | None = None
     signals: frozenset[Reason] = frozenset()
-    works: "set[Work]" = field(default_factory=set)
-    part: "Part | None" = None
+    works: set[Work] = field(default_factory=set)
+    part: Part | None = None
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     received_ns: int = 0
     admitted_ns: int = 0
@@ -93,7 +97,7 @@ class RequestRecord:
             return limit  # for the engine to refuse
         return max(0.0, limit - (time.monotonic_ns() - self._started_ns) / 1e9)
 
-    def detached(self) -> "RequestRecord":
+    def detached(self) -> RequestRecord:
         """A record for what goes on without the client: as old as this one, with its limits."""
         return RequestRecord(
             CancelToken(),

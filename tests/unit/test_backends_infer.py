@@ -1,12 +1,20 @@
 """Tensors keep their bytes, and arrays of them their memory."""
 
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
 import pytest
 
 from disconnect_watch.backends.datatypes import ALL, BY_CONFIG_NAME, BY_NAME, of_array
-from disconnect_watch.backends.infer import Code, InferError, InferTensor
+from disconnect_watch.backends.infer import (
+    Code,
+    InferError,
+    InferRequest,
+    InferResponse,
+    InferTensor,
+)
 
 FIXED = [kind for kind in ALL if kind.dtype is not None]
 
@@ -74,3 +82,25 @@ def test_names_in_requests_and_in_configurations_are_those_published() -> None:
     assert BY_CONFIG_NAME["TYPE_STRING"] is BY_NAME["BYTES"]
     assert BY_CONFIG_NAME["TYPE_FP32"] is BY_NAME["FP32"]
     assert of_array(np.zeros(1, np.uint16)).name == "UINT16"
+
+
+def test_requests_tensors_and_responses_are_shown_copied_and_told_otherwise() -> None:
+    tensor = InferTensor("x", "INT32", (2,), bytes(8), {"a": 1}, is_classified=True)
+    assert copy.copy(tensor) == pickle.loads(pickle.dumps(tensor)) == tensor
+    assert tensor != InferTensor("x", "INT32", (2,), bytes(8))
+    other = tensor.told(name="y", shape=(1, 2))
+    assert (other.name, other.shape) == ("y", (1, 2))
+    assert other.told(name="x", shape=(2,)) == tensor
+    request = InferRequest("r", [tensor], sequence_end=True, timeout_us=3)
+    told = copy.copy(request)
+    told.inputs = []
+    assert (told.id, told.cancel, told.sequence_end) == ("r", request.cancel, True)
+    assert request.inputs == [tensor]
+    response = InferResponse("m", "1", outputs=[other], is_final=False)
+    assert copy.copy(response).outputs is response.outputs
+    assert repr(response) == (
+        "InferResponse(model_name='m', model_version='1', id='', parameters={}, "
+        f"outputs=[{other!r}], error=None, is_final=False)"
+    )
+    with pytest.raises(AttributeError):
+        response.misspelt = 1  # type: ignore[attr-defined]

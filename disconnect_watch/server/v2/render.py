@@ -22,7 +22,7 @@ __all__ = ["Rendered", "encode_document", "render_infer"]
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rendered:
     """The body of an answer.
 
