@@ -204,9 +204,11 @@ bench-scale: $(VENV)/.dev
 bench-pd: $(VENV)/.dev
 	$(BIN)/python -m bench.pd
 
-# A real Triton asked at its own HTTP port and through the gateway; some minutes.
-bench-gateways: $(VENV)/.dev .venv-triton/bin/tritonserver
+# A real Triton asked at its own HTTP port and through the gateway, and a vLLM with our plugin and
+# without; some minutes.
+bench-gateways: $(VENV)/.dev .venv-triton/bin/tritonserver .venv-vllm/.made
 	$(BIN)/python -m bench.gateways
+	$(BIN)/python -m bench.vllm
 	$(BIN)/python -m bench.tables
 
 # Our servers and those of others that are here, with the same clients; about 10 minutes.

@@ -19,6 +19,7 @@ PAGES = tuple(
     for page in (
         "README.md",
         "bench/README.md",
+        "docs/adapters/vllm.md",
         "docs/engine.md",
         "docs/gateways.md",
         "docs/models.md",
@@ -436,6 +437,24 @@ def _gateways_cost() -> str:
     )
 
 
+def _vllm() -> str:
+    results = Results("vllm")
+
+    def row(what: str, name: str) -> list[str]:
+        return [what, *(results.of(f"{name}, {server}") for server in ("stock", "with the plugin"))]
+
+    close, hidden = "a close", "a pipelined request, then a close"
+    tokens, idle = "tokens of who stays", "until nothing runs"
+    return _table(
+        ["", "vLLM alone", "with the plugin"],
+        [
+            row("ms until nothing runs for who left by a close", f"{idle}, {close}"),
+            row("the same, behind a pipelined request", f"{idle}, {hidden}"),
+            row("tokens a second of 8 who stay, as 72 have left so", f"{tokens}, {hidden}"),
+        ],
+    )
+
+
 def _serving() -> str:
     results = Results("engine")
     rows = []
@@ -648,6 +667,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "flag_check": _flag_check,
     "invariant": _invariant,
     "serving": _serving,
+    "vllm": _vllm,
     "prefill": _prefill,
     "decode": _decode,
 }

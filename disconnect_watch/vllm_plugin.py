@@ -9,7 +9,9 @@ at it: see ``adapters.vllm`` and ``backends.hooks.vllm``.
 """
 
 import os
+import signal
 import sys
+import threading
 
 from disconnect_watch.vllm_variable import ENGINE, VARIABLE
 
@@ -31,11 +33,31 @@ def register() -> None:
         return
     from disconnect_watch.backends.hooks import vllm as engine
 
-    if value.lower() != ENGINE:
+    if value.lower() == ENGINE:
+        _end_with_parent()
+    else:
         from disconnect_watch.adapters import vllm as frontend
 
         frontend.install(value)
     engine.install()
+
+
+def _end_with_parent() -> None:
+    """Have this process end when the one that spawned it is gone, however that went.
+
+    vLLM's engine serves its server's next requests, and never hears that there will be none.
+    """
+    import multiprocessing  # a vLLM has it loaded
+
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="disconnect-watch-parent", daemon=True).start()
 
 
 def _runs(module: str) -> bool:

@@ -5,13 +5,14 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from disconnect_watch.testing import Way
 from disconnect_watch.testing.ways import part, parting_bytes
-from tests.support.command import Process, endless_model, running
+from tests.support.command import Process, endless_model
 from tests.support.net import PATIENCE, wait_until
 from tests.support.serve import Client, request_bytes
 from tests.support.venvs import python_of
@@ -35,23 +36,29 @@ WAYS = [Way.FIN, Way.RST, Way.HALF_CLOSE, Way.KILLED, Way.BEHIND_BODY, Way.BEHIN
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    python = python_of("vllm")
-    directory = tmp_path_factory.mktemp("gateway")
+    process = begin_gateway(python_of("vllm"), tmp_path_factory.mktemp("gateway"))
+    try:
+        process.wait_until_it_serves(BEGINS_WITHIN)
+        yield process
+        process.process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
+    finally:
+        process.close()
+
+
+def begin_gateway(python: Path, directory: Path) -> Process:
     environment = vllm_environment(directory)
     found = subprocess.run([python, "-c", "import structlog"], env=environment, check=False)
     if found.returncode:
         pytest.skip(f"{python} has no structlog: .ci/vllm installs it")
     options = f"--dtype bfloat16 --enforce-eager --max-num-seqs 4 --max-model-len {MAX_MODEL_LEN}"
-    with running(
-        *("--vllm", str(endless_model(directory)), "--vllm-args", options),
+    model = str(endless_model(directory))
+    return Process(
+        *("--vllm", model, "--vllm-args", options),
         command="gateway",
-        within=BEGINS_WITHIN,
         python=python,
         env=environment,
-    ) as process:
-        yield process
-        process.process.send_signal(signal.SIGTERM)
-        assert process.process.wait(PATIENCE) == 0
+    )
 
 
 def gauges(gateway: Process) -> tuple[float, float, float]:
@@ -163,6 +170,42 @@ def test_a_request_is_cancelled_by_its_id_and_answered_when_it_is_out(gateway: P
         client.read_until(b"\r\n0\r\n\r\n")
         assert post(gateway, path, {}, Authorization=token)[1]["status"] == "already_cancelled"
     wait_until_idle(gateway)
+
+
+def descendants(pid: int) -> set[int]:
+    """The processes that it began, and those that they did."""
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:
+        return set()
+    children = set(map(int, text.split()))
+    return children.union(*(descendants(child) for child in children))
+
+
+def is_there(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"  # nobody in a container may reap it
+
+
+@pytest.mark.parametrize("how", ["terminated as it begins", "killed as it serves"])
+def test_no_process_of_vllms_outlives_the_gateway(tmp_path: Path, how: str) -> None:
+    python = python_of("vllm")
+    process = begin_gateway(python, tmp_path)
+    try:
+        if how == "killed as it serves":
+            process.wait_until_it_serves(BEGINS_WITHIN)
+        else:
+            wait_until(lambda: descendants(process.process.pid), BEGINS_WITHIN)
+        theirs = descendants(process.process.pid)
+        assert theirs
+        process.process.send_signal(signal.SIGKILL if "killed" in how else signal.SIGTERM)
+        process.wait()
+        wait_until(lambda: not any(map(is_there, theirs)), 3 * PATIENCE)
+    finally:
+        process.close()
 
 
 def test_nothing_went_wrong_in_all_that(gateway: Process) -> None:

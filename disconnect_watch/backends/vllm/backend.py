@@ -1,10 +1,11 @@
 """One model that vLLM runs, as the frontend asks for it."""
 
 import asyncio
-import os
+import signal
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Self
@@ -29,7 +30,6 @@ from disconnect_watch.engine import (
 from disconnect_watch.engine.errors import EngineClosedError, PromptTooLongError
 from disconnect_watch.engine.tokenizer import Tokenizer
 from disconnect_watch.token import CancelToken, Reason
-from disconnect_watch.vllm_variable import ENGINE, VARIABLE
 
 __all__ = ["VllmBackend"]
 
@@ -87,7 +87,6 @@ class VllmBackend:
             ValueError: vLLM refuses the model or an option.
             CheckpointError: the model has no tokenizer that can be read here.
         """
-        os.environ.setdefault(VARIABLE, ENGINE)  # its processes are yet to come
         made: list[Gauges] = []
 
         def gauges(config: Any, index: int = 0) -> Gauges:
@@ -95,7 +94,8 @@ class VllmBackend:
             return made[-1]
 
         try:
-            llm = AsyncLLM.from_engine_args(args, stat_loggers=[gauges])
+            with _ended_by_sigterm():
+                llm = AsyncLLM.from_engine_args(args, stat_loggers=[gauges])
         except (RuntimeError, OSError) as error:
             raise ValueError(f"vLLM cannot serve {args.model}: {error}") from error
         given = Path(args.model)
@@ -261,6 +261,23 @@ class VllmBackend:
         task = asyncio.get_running_loop().create_task(abort)
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Have a SIGTERM raise, as Ctrl-C does: else vLLM's processes outlive ours as they begin."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _fetched(model: str) -> Path:
