@@ -3,13 +3,15 @@
 The rows are those of ``docs/gateways.md``. How long each took, ``bench/gateways.py`` measures.
 """
 
+import os
+import signal
 from typing import Any
 
 import pytest
 
 from disconnect_watch.testing import Way
 from disconnect_watch.testing.ways import part
-from tests.support.command import Process
+from tests.support.command import Process, running
 from tests.support.net import wait_until
 from tests.support.real_triton import RealTriton
 from tests.support.serve import Client
@@ -76,6 +78,21 @@ def test_the_model_of_a_client_that_leaves_is_told(
             client.read_until(b'"index":1')
         wait_until(lambda: triton.events("start", text))
         part(client.sock, way)
+        wait_until(lambda: triton.events("cancel_seen", text))
+        wait_until(lambda: triton.events("end", text))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_model_of_a_gateway_that_is_killed_is_told(triton: RealTriton, row: str) -> None:
+    action, body_of = ROWS[row]
+    text = f"killed: {row}"
+    url = f"grpc://127.0.0.1:{triton.port}"
+    with running("--triton", url, command="gateway") as gateway, Client(gateway.port) as client:
+        client.post(f"/v2/models/{action}", body_of(text))
+        if "between" in row:
+            client.read_until(b'"index":1')
+        wait_until(lambda: triton.events("start", text))
+        os.kill(gateway.process.pid, signal.SIGKILL)
         wait_until(lambda: triton.events("cancel_seen", text))
         wait_until(lambda: triton.events("end", text))
 
