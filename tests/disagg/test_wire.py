@@ -14,6 +14,7 @@ from disconnect_watch.disagg import (
     KVBlocks,
     KVMemory,
     PeerLostError,
+    Pull,
     ReleaseOutcome,
     RetainedStore,
     Ticket,
@@ -215,6 +216,25 @@ def test_a_node_that_goes_away_midway_is_lost(transport: str) -> None:
             pull.result(PATIENCE)
         # The pull was the only way to have them.
         assert nodes.freed == [(5, 2, 9, 7)]
+
+
+class ReleasedAtItsEnd(TcpServer):
+    """A node whose client leaves between the last byte and the word that it was the last."""
+
+    def _send_blocks(self, channel: Channel, pull: Pull, interrupt: Interrupt, credit: int) -> None:
+        super()._send_blocks(channel, pull, interrupt, credit)
+        self._store.release(pull.transfer.id, pull.transfer.owner)
+
+
+def test_what_was_released_at_its_end_is_no_good() -> None:
+    with rig("tcp") as nodes:
+        ticket = nodes.ticket(nodes.retain())
+        server = ReleasedAtItsEnd(nodes.store, nodes.source, bind("127.0.0.1", 0), key=KEY)
+        late = Ticket(server.address, ticket.transfer_id, ticket.owner, ticket.lease_ns)
+        with pytest.raises(TransferCancelledError, match="before its end"):
+            nodes.pull(late)
+        assert nodes.freed == [(5, 2, 9, 7)]
+        server.close()
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp", "tls"])
