@@ -28,8 +28,7 @@ def test_it_loads_nothing_where_it_is_not_asked_for(value: str | None) -> None:
     if value is not None:
         environment[VARIABLE] = value
     done = subprocess.run(
-        # -S: with no site-packages, so that nothing of others is there to be loaded.
-        [sys.executable, "-S", "-c", SCRIPT],
+        [sys.executable, "-c", SCRIPT],
         cwd=ROOT,
         env=environment,
         capture_output=True,
