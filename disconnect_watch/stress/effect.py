@@ -87,22 +87,27 @@ async def measure_effect(
             raise _NotAnsweredError
         return clock() - began
 
+    async def beside_others(*, have_left: bool) -> float:
+        """Each time beside others of their own: the last may have been served meanwhile."""
+        async with contextlib.AsyncExitStack() as stack:
+            others = [
+                stack.enter_context(contextlib.closing(await connections.open()))
+                for _ in range(num_others)
+            ]
+            async with asyncio.timeout(within):
+                await asyncio.gather(
+                    *(_begin(other, exchange, index) for index, other in enumerate(others))
+                )
+            if have_left:
+                for other in others:
+                    ways.part(other.sock, ways.Way.FIN)
+            return await probe()
+
     try:
         alone = [await probe() for _ in range(num_rounds)]
         for _ in range(num_rounds):
-            async with contextlib.AsyncExitStack() as stack:
-                others = [
-                    stack.enter_context(contextlib.closing(await connections.open()))
-                    for _ in range(num_others)
-                ]
-                async with asyncio.timeout(within):
-                    await asyncio.gather(
-                        *(_begin(other, exchange, index) for index, other in enumerate(others))
-                    )
-                beside.append(await probe())
-                for other in others:
-                    ways.part(other.sock, ways.Way.FIN)
-            behind.append(await probe())
+            beside.append(await beside_others(have_left=False))
+            behind.append(await beside_others(have_left=True))
     except (OSError, EOFError, WrongAnswerError, _NotAnsweredError, TimeoutError):
         return None
     return Effect(median(alone), median(beside), median(behind), num_others)

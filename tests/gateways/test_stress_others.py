@@ -1,6 +1,7 @@
 """What the stress tool says of engines of others, which tell more or less of what they do."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from disconnect_watch.stress import (
     parse_target,
     run_stress,
 )
+from disconnect_watch.stress.client import Outcome
+from tests.support.command import running
 from tests.support.real_triton import PROGRAM, real_triton
 from tests.support.vllm_server import BEGINS_WITHIN, MODEL, VllmServer, vllm_server
 
@@ -71,15 +74,26 @@ def test_vllm_is_seen_to_work_on_for_who_pipelines(vllm: VllmServer) -> None:
 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not there: .ci/triton makes it")
-def test_triton_answers_and_its_metrics_are_not_taken_for_a_verdict(tmp_path: Path) -> None:
-    """It has as many instances as others leave, so who left costs nobody anything."""
-    body = (
-        '{"inputs":[{"name":"text_input","shape":[1],"datatype":"BYTES","data":["x"]},'
-        '{"name":"delay","shape":[1],"datatype":"FP32","data":[0.05]}]}'
-    )
+def test_triton_is_seen_to_work_on_and_behind_our_gateway_to_cancel(tmp_path: Path) -> None:
+    """Its metrics don't tell; one instance serves one after the other, so who left costs others."""
+    asking = Asking(body=body_of(0.05), leaver_body=body_of(0.6))
+    found = {}
     with real_triton(tmp_path) as triton:
-        url = f"http://127.0.0.1:{triton.http_port}/v2/models/slow_poll/infer"
-        report = stress(url, Asking(body=body), timeout=60.0, measures_effect=False)
-    assert report.holds, report.as_text()
-    assert report.cancels is None
-    assert not report.is_server_checked
+        url = f"grpc://127.0.0.1:{triton.port}"
+        with running("--triton", url, command="gateway") as gateway:
+            for name, port in (("direct", triton.http_port), ("gateway", gateway.port)):
+                url = f"http://127.0.0.1:{port}/v2/models/slow_one/infer"
+                found[name] = stress(url, asking, num_leave=0, timeout=60.0)
+    for report in found.values():
+        assert not report.is_server_checked
+        assert report.counts.outcomes[Outcome.ANSWERED] == 2
+    assert found["direct"].cancels is False, found["direct"].as_text()
+    assert found["gateway"].cancels is True, found["gateway"].as_text()
+
+
+def body_of(seconds: float) -> str:
+    inputs = [
+        {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["x"]},
+        {"name": "delay", "shape": [1], "datatype": "FP32", "data": [seconds]},
+    ]
+    return json.dumps({"inputs": inputs})

@@ -371,6 +371,39 @@ def test_server_that_tells_nothing_is_seen_to_cancel_or_not(run: LoopRunner, can
     assert effect.cancels is cancels, effect
 
 
+@pytest.mark.parametrize("cancels", [True, False])
+def test_server_that_serves_one_after_the_other_is_seen_to_cancel_or_not(cancels: bool) -> None:
+    """Who waits behind others has seen them end: those whose leaving costs come after it."""
+    num_units = 0
+    turn = asyncio.Lock()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_units
+        await reader.readuntil(b"\r\n\r\n")
+        wanted = {b"short": 20, b"long!": 200}[await reader.readexactly(5)]
+        sock = writer.get_extra_info("socket")
+        async with turn:
+            for _ in range(wanted):
+                if cancels and (sock.fileno() < 0 or dw.is_gone(sock.fileno())):
+                    return
+                num_units += 1
+                await asyncio.sleep(0)
+        writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"outputs":[]}')
+
+    async def main() -> Effect | None:
+        asking = Asking(body="short", leaver_body="long!")
+        async with raw_server(handle) as url:
+            target, exchange = exchange_with(parse_target(f"{url}v2/models/m/infer"), asking)
+            with Connections(await target.resolve(), target) as connections:
+                return await measure_effect(
+                    connections, exchange, num_others=6, clock=lambda: num_units
+                )
+
+    effect = asyncio.run(main())
+    assert effect is not None
+    assert effect.cancels is cancels, effect
+
+
 def test_effect_of_a_server_that_does_not_answer_is_not_known() -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
