@@ -103,7 +103,10 @@ def tried(tmp_path: Path, config: str, monkeypatch: pytest.MonkeyPatch) -> Itera
 def test_what_is_cancelled_ahead_never_runs(tried: Tried) -> None:
     async def main() -> None:
         async with tried.busy():
-            asked = [tried.ask(name) for name in ("a", "b", "c")]
+            asked = [tried.ask("a")]
+            await until(lambda: tried.num_ahead() == 1)
+            # The process has enough to do: these are kept until it has not.
+            asked += (tried.ask(name) for name in ("b", "c"))
             await until(lambda: tried.num_ahead() == 3)
             assert tried.model.statistics.num_pending == 3
             assert asked[1][0].phase == "waiting"

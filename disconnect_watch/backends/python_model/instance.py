@@ -42,6 +42,9 @@ ALIGNMENT = 64
 MAX_AHEAD = 7
 MAX_AHEAD_NS = 1_000_000
 
+#: As long as the process has so many, others are gathered into one message.
+ENOUGH = 2
+
 #: Sequence flags of a request, as models see them.
 _START, _END = 1, 2
 
@@ -131,6 +134,7 @@ class Instance:
         #: The first is what it works on.
         self._batches: deque[list[Pending]] = deque()
         self._unsent: list[Any] = []
+        self._num_sent = 0
         self._last_ns = 0
         self._in_flight: dict[int, Pending] = {}
         self._kill_timer: asyncio.TimerHandle | None = None
@@ -169,7 +173,7 @@ class Instance:
     @property
     def num_ahead(self) -> int:
         """Requests that were sent ahead and have not begun."""
-        return sum(map(len, self._ahead()))
+        return sum(map(len, self._ahead())) if len(self._batches) > 1 else 0
 
     def _ahead(self) -> list[list[Pending]]:
         return list(self._batches)[1:]
@@ -297,18 +301,20 @@ class Instance:
                 )
             )
         self._unsent.append(packed_alone(packed))
-        self._in_flight.update((pending.number, pending) for pending in batch)
+        for pending in batch:
+            self._in_flight[pending.number] = pending
         self._batches.append(batch)
-        if len(self._batches) == 1:
+        if is_begun:
             self._send()
-        elif len(self._unsent) == 1:
-            # With what else comes in this turn of the loop: it is one message, and the process
-            # has something to do until then.
+        elif len(self._unsent) == 1 and self._num_sent < ENOUGH:
+            # With what else comes in this turn of the loop. Later, it is sent as soon as the
+            # process has no longer enough to do.
             self._loop.call_soon(self._send)
 
     def _send(self) -> None:
         if self._unsent and self._process is not None:
             unsent, self._unsent = self._unsent, []
+            self._num_sent += len(unsent)
             self._process.send(Kind.EXECUTE, unsent)
 
     def sweep(self) -> None:
@@ -389,7 +395,9 @@ class Instance:
     def _done(self, started_ns: int, ended_ns: int, answers: list[Any]) -> None:
         batch = self._batches.popleft()
         self._last_ns = ended_ns - started_ns
-        self._send()
+        self._num_sent -= 1
+        if not self._num_sent:
+            self._send()
         if self._batches:
             # They have waited until now.
             for pending in self._batches[0]:
@@ -408,6 +416,8 @@ class Instance:
                 pending, None if packed is False else self._unpack(packed), is_final=True
             )
         self._owner.instance_idle()
+        if self._num_sent < ENOUGH:
+            self._send()
 
     def _unpack(self, packed: list[Any]) -> Answer:
         assert self._process is not None
@@ -441,7 +451,7 @@ class Instance:
         self._in_flight.clear()
         self._batches.clear()
         self._unsent.clear()
-        self._last_ns = 0
+        self._num_sent = self._last_ns = 0
         for pending in lost:
             self._owner.request_died(pending, InferError(Code.INTERNAL, message))
         self._owner.not_begun(ahead)

@@ -302,8 +302,10 @@ class PythonModel:
                 self._execute(instance, batch)
 
     def _count_pending(self) -> None:
-        ahead = sum(instance.num_ahead for instance in self._instances)
-        self.statistics.num_pending = len(self._queue) + ahead
+        num_pending = len(self._queue)
+        for instance in self._instances:
+            num_pending += instance.num_ahead
+        self.statistics.num_pending = num_pending
 
     def _execute(self, instance: Instance, batch: list[Pending]) -> None:
         try:
