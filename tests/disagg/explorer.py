@@ -10,7 +10,8 @@ import argparse
 from collections import deque
 from dataclasses import dataclass, replace
 
-from tests.disagg.protocol import Action, Faults, World
+from tests.disagg.protocol import World
+from tests.disagg.words import Action, Faults
 
 __all__ = ["Explored", "explore"]
 

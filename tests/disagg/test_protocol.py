@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tests.disagg.explorer import explore
-from tests.disagg.protocol import Faults
+from tests.disagg.words import Faults
 
 pytestmark = pytest.mark.slow
 
