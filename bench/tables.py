@@ -20,6 +20,7 @@ PAGES = tuple(
         "README.md",
         "bench/README.md",
         "docs/adapters/vllm.md",
+        "docs/disaggregated.md",
         "docs/engine.md",
         "docs/gateways.md",
         "docs/models.md",
@@ -409,6 +410,23 @@ def _gateways() -> str:
     )
 
 
+def _pd() -> str:
+    results = Results("pd")
+    ways = (
+        ("the proxy watches its client, the node the proxy", "ours"),
+        ("the abort endpoint of the node, called at once", "abort endpoint only"),
+        ("a lease of 5 s", "lease only"),
+        ("nothing; until the benchmark stopped to look", "none"),
+    )
+    return _table(
+        ["what lets go of the blocks", "block-seconds stranded, a request", "each block, ms"],
+        [
+            [said, results.span(f"stranded, {way}"), results.span(f"stranded, {way}, a block")]
+            for said, way in ways
+        ],
+    )
+
+
 def _gateways_cost() -> str:
     results = Results("gateways")
 
@@ -655,6 +673,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gateways": _gateways,
     "gateways_cost": _gateways_cost,
     "headline": _headline,
+    "pd": _pd,
     "cost": _cost,
     "latency": _latency,
     "latency_engine": _latency_engine,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import pd
 from tests.disagg.faults import FAULTS, Injector, Observed, table
 from tests.support.command import endless_model
 from tests.support.http import Client
@@ -18,7 +19,7 @@ ENDLESS = {"text_input": "The class of", "max_tokens": 100_000, "ignore_eos": Tr
 STREAM = "/v2/models/tiny/generate_stream"
 
 
-@pytest.fixture(params=["shm", "tcp"])
+@pytest.fixture(params=["shm", pytest.param("tcp", marks=pytest.mark.slow)])
 def processes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
     model = endless_model(tmp_path)
     with cluster(tmp_path, model=model, transfer=request.param, lease=1.0) as found:
@@ -80,6 +81,13 @@ def test_a_table_has_a_row_for_each_fault_and_phase() -> None:
         "| client leaves | decode | 2 | in_band 1, nothing was kept 1 | 3 ms, 4 ms, 4 ms |",
         "| proxy SIGSTOP | ended | 1 | lease 1 | 1000 ms, 1000 ms, 1000 ms |",
     ]
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_each_way() -> None:
+    report = pd.run(pd.Config(1, 1, 0.2))
+    names = {row.name for row in report.rows}
+    assert {f"stranded, {way}" for way in pd.WAYS} <= names
 
 
 @pytest.mark.slow
