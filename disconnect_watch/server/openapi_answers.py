@@ -23,6 +23,11 @@ def _object(**properties: Schema) -> Schema:
     return {"type": "object", "required": sorted(properties), "properties": properties}
 
 
+def _without(schema: Schema, *names: str) -> Schema:
+    """The same, where these may be absent."""
+    return {**schema, "required": [each for each in schema["required"] if each not in names]}
+
+
 def _array(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
@@ -46,15 +51,19 @@ _TOKENS = _object(prompt_tokens=_INT, completion_tokens=_INT, total_tokens=_INT)
 SCHEMAS: dict[str, Schema] = {
     "Model": _object(id=_TEXT, object={"const": "model"}, created=_INT, owned_by=_TEXT),
     "ModelList": _object(object={"const": "list"}, data=_array(_ref("Model"))),
-    "Completion": _object(
-        id=_TEXT,
-        object={"const": "text_completion"},
-        created=_INT,
-        model=_TEXT,
-        choices=_array(
-            _object(index=_INT, text=_TEXT, logprobs=_or_null("object"), finish_reason=_FINISH)
+    # Of a model that takes tensors nobody here knows the tokens.
+    "Completion": _without(
+        _object(
+            id=_TEXT,
+            object={"const": "text_completion"},
+            created=_INT,
+            model=_TEXT,
+            choices=_array(
+                _object(index=_INT, text=_TEXT, logprobs=_or_null("object"), finish_reason=_FINISH)
+            ),
+            usage=_TOKENS,
         ),
-        usage=_TOKENS,
+        "usage",
     ),
     "ChatCompletion": _object(
         id=_TEXT,

@@ -60,7 +60,7 @@ def running_requests(server: Process) -> float:
 def test_an_engine_of_a_repository_answers_each_api(server: Process) -> None:
     text = ask(server, "/v2/models/llm/generate", {"text_input": "A cat", **GREEDY})["text_output"]
     assert text
-    assert [each["id"] for each in ask(server, "/v1/models")["data"]] == ["llm"]
+    assert [each["id"] for each in ask(server, "/v1/models")["data"]] == ["llm", "asks"]
     body = {"model": "llm", "prompt": "A cat", "temperature": 0, **GREEDY}
     assert ask(server, "/v1/completions", body)["choices"][0]["text"] == text
     body = {"model": "llm", "messages": [{"role": "user", "content": "A cat"}], **GREEDY}

@@ -9,6 +9,7 @@ of JSON for each thing that happens to a request: ``begin``, ``cancelled``, ``en
                  waits behind them, or ends in an error
     fails        ends with the status that the parameter ``code`` names
     told         gives its parameters, as JSON
+    says         says its text again, word by word, and behind the word ``wait`` nothing more
 
 With ``--tls`` it shows the tests' certificate. With ``--absent MODEL`` it does not have one.
 """
@@ -42,6 +43,10 @@ MODELS = {
     "stream": _IO.format(kind="INT32", dims="1") + _DECOUPLED,
     "fails": _IO.format(kind="FP32", dims="1"),
     "told": _IO.format(kind="STRING", dims="1"),
+    "says": _IO.format(kind="STRING", dims="1")
+    .replace("INPUT0", "text_input")
+    .replace("OUTPUT0", "text_output")
+    + _DECOUPLED,
 }
 
 
@@ -186,17 +191,26 @@ class Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mi
         text = json.dumps(values(request.parameters), sort_keys=True).encode()
         yield response_to(request, "BYTES", [1], len(text).to_bytes(4, "little") + text)
 
+    async def model_says(self, request: Any, context: Any) -> AsyncGenerator[Any, None]:
+        for word in request.raw_input_contents[0][4:].split(b" "):
+            data = len(word).to_bytes(4, "little") + word
+            yield response_to(request, "BYTES", [1], data, name="text_output")
+            if word == b"wait":
+                await asyncio.get_running_loop().create_future()
+
     async def _require(self, name: str, context: Any) -> None:
         if name not in self.loaded:
             message = f"Request for unknown model: '{name}' is not found"
             await context.abort(grpc.StatusCode.NOT_FOUND, message)
 
 
-def response_to(request: Any, datatype: str, shape: Any, data: bytes) -> Any:
+def response_to(
+    request: Any, datatype: str, shape: Any, data: bytes, *, name: str = "OUTPUT0"
+) -> Any:
     response = service_pb2.ModelInferResponse(
         model_name=request.model_name, model_version="1", id=request.id
     )
-    response.outputs.add(name="OUTPUT0", datatype=datatype, shape=shape)
+    response.outputs.add(name=name, datatype=datatype, shape=shape)
     response.raw_output_contents.append(data)
     return response
 

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,6 +25,7 @@ from disconnect_watch.server.openai.errors import InvalidFieldError
 from disconnect_watch.server.openai.logprobs import completion_logprobs
 from disconnect_watch.server.openai.sampling import Prompt, generation_of, prompts_of
 from disconnect_watch.server.openai.schema import CompletionRequest
+from disconnect_watch.server.openai.text_models import complete, text_model
 
 __all__ = ["completions"]
 
@@ -31,6 +33,10 @@ __all__ = ["completions"]
 async def completions(request: Request) -> Response:
     """Go on with each prompt, at once or as a stream."""
     frontend, record, asked = await read(request, CompletionRequest)
+    if quote(asked.model, safe="") not in frontend.backends:
+        model = await text_model(frontend, asked.model)
+        if model is not None:
+            return await complete(frontend, record, model, asked, request.scope["headers"])
     asked.refuse_unsupported()
     backend = find(frontend, asked.model)
     prompts = prompts_of("prompt", asked.prompt)
