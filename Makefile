@@ -209,6 +209,7 @@ bench-pd: $(VENV)/.dev
 bench-gateways: $(VENV)/.dev .venv-triton/bin/tritonserver .venv-vllm/.made
 	$(BIN)/python -m bench.gateways
 	$(BIN)/python -m bench.vllm
+	$(BIN)/python -m bench.vllm_prompt
 	$(BIN)/python -m bench.tables
 
 # Our servers and those of others that are here, with the same clients; about 10 minutes.

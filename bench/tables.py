@@ -455,6 +455,20 @@ def _gateways_cost() -> str:
     )
 
 
+def _vllm_prompt() -> str:
+    results = Results("vllm_prompt")
+    left = "after its client left"
+    return _table(
+        ["a prompt of 12,000 tokens in one step, 24 layers", ""],
+        [
+            ["whole", f"{results.of('a prompt of 12,000 tokens, whole')} s"],
+            ["from its client's leaving to the end of the step", f"{results.of(left)} s"],
+            ["of these the p90", f"{results.of(left, 'p90')} s"],
+            ["layers that were begun for it", results.of("layers that were begun for it")],
+        ],
+    )
+
+
 def _vllm() -> str:
     results = Results("vllm")
 
@@ -687,6 +701,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "invariant": _invariant,
     "serving": _serving,
     "vllm": _vllm,
+    "vllm_prompt": _vllm_prompt,
     "prefill": _prefill,
     "decode": _decode,
 }
