@@ -40,6 +40,7 @@ BEYOND_THE_CORE = [
     "abort",
     "clients",
     "disagg/test_faults.py",
+    "disagg/test_nodes.py",
     "disagg/test_parting.py",
     "disagg",
     "gateways",

@@ -86,9 +86,8 @@ class Node:
         try:
             yield
         except asyncio.CancelledError:
-            if task in self._waiting:
-                raise
-            task.uncancel()
+            if task in self._waiting or task.uncancel():
+                raise  # the client left, perhaps at the same time
             raise NodeLostError(f"{self.url} does not answer any more") from None
         finally:
             self._waiting.discard(task)
