@@ -10,7 +10,7 @@ from disconnect_watch.server.access import RECORD_KEY, RequestRecord
 from disconnect_watch.server.errors import CancelledByPeer, ProtocolError
 from disconnect_watch.server.upload import LARGE, Room
 
-__all__ = ["read_all", "read_body"]
+__all__ = ["read_all", "read_body", "too_large"]
 
 
 async def read_body(request: Request, max_body_bytes: int) -> bytes:
@@ -55,7 +55,7 @@ async def read_all(
         CancelledByPeer: the client left before the body was complete.
     """
     if announced > max_body_bytes:
-        raise _too_large(f"{announced} bytes", max_body_bytes)
+        raise too_large(f"{announced} bytes", max_body_bytes)
     place = upload(announced, room) if upload is not None and announced >= LARGE else None
     body: bytes | bytearray | memoryview = b""
     while True:
@@ -72,14 +72,15 @@ async def read_all(
         else:
             body = bytearray(body) + piece
         if len(body) > max_body_bytes:
-            raise _too_large(f"more than {max_body_bytes} bytes", max_body_bytes)
+            raise too_large(f"more than {max_body_bytes} bytes", max_body_bytes)
         if not message.get("more_body", False):
             if record is not None:
                 record.received_ns = time.monotonic_ns()
             return body
 
 
-def _too_large(size: str, limit: int) -> ProtocolError:
+def too_large(size: str, limit: int) -> ProtocolError:
+    """What a body of that size is answered."""
     return ProtocolError(
         f"request JSON size of {size} exceeds the maximum allowed input size of {limit} bytes. "
         "Use --max-body-bytes to increase the limit."

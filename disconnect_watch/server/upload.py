@@ -19,12 +19,16 @@ import numpy as np
 
 from disconnect_watch.adapters.uvicorn import HttpTools
 
-__all__ = ["LARGE", "UPLOAD_KEY", "Room", "UploadProtocol"]
+__all__ = ["BODY_KEY", "LARGE", "UPLOAD_KEY", "Room", "UploadProtocol"]
 
 #: Where in ``scope["state"]`` the application asks for it: called with the size and a ``Room``,
 #: it returns the place for the body, whole when ``receive`` says so; None where it comes by
 #: ``receive`` alone.
 UPLOAD_KEY = "disconnect_watch.upload"
+
+#: Where in ``scope["state"]`` it asks for a small one: called with its ``receive``, it returns the
+#: body if that would return it at once and whole; else None, and nothing was taken.
+BODY_KEY = "disconnect_watch.body"
 
 #: Bytes from which on it is worth it; uvicorn reads up to 64 KiB ahead.
 LARGE = 1 << 18
@@ -45,7 +49,7 @@ class UploadProtocol(HttpTools):
 
     def __init__(self, config: Any, server_state: Any, app_state: dict[str, Any], *loop: Any):
         # The state that each request gets a copy of.
-        state = {**app_state, UPLOAD_KEY: self.begin_upload}
+        state = {**app_state, UPLOAD_KEY: self.begin_upload, BODY_KEY: self.take_body}
         super().__init__(config, server_state, state, *loop)
 
     def begin_upload(self, size: int, room: Room | None = None) -> memoryview | None:
@@ -62,6 +66,24 @@ class UploadProtocol(HttpTools):
         cycle.body = bytearray()
         self.transport.set_protocol(_Filler(self, place, at))
         return place
+
+    def take_body(self, receive: Any) -> bytes | None:
+        """The rest of the running request's body, if that is there."""
+        cycle: Any = getattr(receive, "__self__", self)
+        if (
+            # Who has another gets what somebody makes of the body, or is an earlier request.
+            cycle is not self.cycle
+            or not cycle.message_event.is_set()
+            or cycle.more_body
+            or cycle.disconnected
+            or cycle.response_complete
+            or cycle.waiting_for_100_continue
+        ):
+            return None
+        body = bytes(cycle.body)
+        cycle.body = bytearray()
+        cycle.message_event.clear()
+        return body
 
     def body_received(self, num_bytes: int) -> None:
         """More of a large body came."""

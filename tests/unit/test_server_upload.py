@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import numpy as np
 import pytest
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from disconnect_watch.backends.infer import InferError, InferRequest
-from disconnect_watch.server import Frontend
+from disconnect_watch.server import Frontend, FrontendOptions
 from disconnect_watch.server.upload import LARGE
+from disconnect_watch.server.v2.routes import V2
 from tests.support.function_models import Arrays, FunctionModel, ModelTable, tensor_config
 from tests.support.net import wait_until
 from tests.support.serve import Client, request_bytes, serving_frontend
@@ -78,6 +81,61 @@ def test_the_tensor_is_a_view_of_what_was_filled(model: FunctionModel, frontend:
     assert isinstance(view, memoryview)
     assert isinstance(view.obj, np.ndarray)
     assert view.obj.nbytes > LARGE
+
+
+def test_a_small_body_that_is_there_is_taken_at_once(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(_: object) -> None:
+        raise AssertionError("asked for what was there")
+
+    monkeypatch.setattr(RequestResponseCycle, "receive", refuse)
+    with serving_frontend(frontend) as server, Client(server.port) as client:
+        for num in (3, 5):
+            client.sock.sendall(request_of(num, 1.0))
+            assert answer(client) == num
+
+
+def test_a_small_body_that_is_not_there_is_waited_for(frontend: Frontend) -> None:
+    request = request_of(3, 1.0)
+    with serving_frontend(frontend) as server, Client(server.port) as client:
+        client.sock.sendall(request[:-5])
+        wait_until(
+            lambda: any(
+                getattr(each, "cycle", None) for each in server.server.server_state.connections
+            )
+        )
+        client.sock.sendall(request[-5:] + request + request)
+        assert [answer(client) for _ in range(3)] == [3] * 3
+
+
+def test_a_small_body_that_is_too_large_is_refused(model: FunctionModel) -> None:
+    options = FrontendOptions(max_body_bytes=100)
+    served = Frontend(models=ModelTable(model), options=options)
+    with serving_frontend(served) as server, Client(server.port) as client:
+        client.sock.sendall(request_of(30, 1.0))
+        status, _, body = client.read_response()
+        assert status == 400
+        assert b"exceeds the maximum allowed input size of 100 bytes" in body
+
+
+def test_who_is_given_another_receive_has_the_body_by_that(
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = request_of(2, 4.0).partition(b"\r\n\r\n")[2]
+    whole = V2.__call__
+
+    async def replaced(self: V2, scope: Any, receive: Any, send: Any) -> None:
+        async def receive_other() -> dict[str, Any]:
+            await receive()
+            return {"type": "http.request", "body": other, "more_body": False}
+
+        await whole(self, scope, receive_other, send)
+
+    monkeypatch.setattr(V2, "__call__", replaced)
+    with serving_frontend(frontend) as server, Client(server.port) as client:
+        client.sock.sendall(request_of(2, 1.0))
+        assert answer(client) == 8
 
 
 def test_a_refused_body_is_dropped_and_the_next_request_is_found(frontend: Frontend) -> None:

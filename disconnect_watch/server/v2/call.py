@@ -1,5 +1,6 @@
 """One request below ``/v2`` and its answer, without a framework in between."""
 
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +11,8 @@ from disconnect_watch.server.access import RECORD_KEY, RequestRecord
 from disconnect_watch.server.documents import encode
 from disconnect_watch.server.frontend import Frontend
 from disconnect_watch.server.guard import HEADERS_KEY
-from disconnect_watch.server.limits import read_all
-from disconnect_watch.server.upload import UPLOAD_KEY, Room
+from disconnect_watch.server.limits import read_all, too_large
+from disconnect_watch.server.upload import BODY_KEY, UPLOAD_KEY, Room
 
 __all__ = ["Answer", "Call", "error_answer", "json_answer"]
 
@@ -37,6 +38,30 @@ class Answer:
     content_type: bytes = b"application/json"
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     is_chunked: bool = False
+
+    def as_one(self, state: Mapping[str, Any]) -> Message | None:
+        """The one message that it may go in, if it is small; else None: see ``send``.
+
+        Args:
+            state: of the request's scope, which says whether it may go whole.
+        """
+        pieces = self.pieces
+        if len(pieces) != 1 or self.is_chunked or WHOLE_KEY not in state:
+            return None
+        body = pieces[0]
+        size = len(body)
+        if size > SMALL:
+            return None
+        return {
+            "type": "http.response.start",
+            "status": self.status,
+            "headers": [
+                (b"content-type", self.content_type),
+                *self.headers,
+                (b"content-length", b"%d" % size),
+            ],
+            WHOLE_KEY: body,
+        }
 
     async def send(self, send: Send, state: Mapping[str, Any]) -> None:
         """Send it, a large piece as it is.
@@ -120,6 +145,17 @@ class Call:
         # RFC 9110 8.4.1: names of codings are case-insensitive.
         coding = self._headers.get(b"content-encoding")
         return coding.decode("latin-1").strip().lower() if coding else ""
+
+    def body_at_hand(self) -> Buffer | None:
+        """The whole body, if it came with the head or soon after; else None: see ``body``."""
+        take = self.scope["state"].get(BODY_KEY)
+        body: bytes | None = None if take is None else take(self._receive)
+        if body is None:
+            return None
+        if len(body) > self.frontend.options.max_body_bytes:
+            raise too_large(f"{len(body)} bytes", self.frontend.options.max_body_bytes)
+        self.record.received_ns = time.monotonic_ns()
+        return body
 
     def body(self, room: Room | None = None) -> Coroutine[Any, Any, Buffer]:
         """The whole body, as it came.

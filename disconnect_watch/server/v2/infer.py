@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from disconnect_watch.backends.infer import Buffer, InferResponse, LendsMemory, ServedModel
+from disconnect_watch.backends.infer import InferResponse, LendsMemory, ServedModel
 from disconnect_watch.server.errors import FailedError, UnsupportedError
 from disconnect_watch.server.v2.accounts import outcome_of
 from disconnect_watch.server.v2.call import Answer, Call
@@ -27,7 +27,9 @@ async def infer(call: Call) -> Answer:
             "HTTP end point doesn't support models with decoupled transaction policy"
         )
     coding = call.coding()
-    body: Buffer = await call.body(None if coding else partial(_room, call, model))
+    body = call.body_at_hand()
+    if body is None:
+        body = await call.body(None if coding else partial(_room, call, model))
     if coding:
         body = decompress(coding, body, options.max_body_bytes)
     pattern = options.header_forward_pattern

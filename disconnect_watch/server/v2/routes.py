@@ -168,7 +168,11 @@ class V2:
                 await error_answer(500, "internal error").send(send, scope["state"])
             raise
         if answer is not None:
-            await answer.send(send, scope["state"])
+            whole = answer.as_one(scope["state"])
+            if whole is not None:
+                await send(whole)
+            else:
+                await answer.send(send, scope["state"])
 
     async def _answer(
         self, path: str, scope: Message, receive: Receive, send: Send
