@@ -1,4 +1,4 @@
-"""vLLM as a prefill node: each way in which its blocks are let go of has them freed.
+"""vLLM as a prefill and a decode node: each way in which its blocks are let go of frees them.
 
 The engine runs in the venv of ``.ci/vllm``, by ``tests/support/vllm_kv_run.py``, and so does a
 decode node of ours; leases are as long as an hour, so that nothing is freed by luck.
@@ -47,5 +47,15 @@ def test_what_is_aborted_or_not_for_others_is_not_retained(found: dict[str, Any]
     assert found["others"] == {"left": 0, "params": None}
 
 
-def test_releases_are_counted_by_kind(found: dict[str, Any]) -> None:
-    assert found["released_by"] == {"in_band": 2, "abort": 1, "lease": 1}
+def test_who_decodes_by_a_ticket_answers_as_one_node_would(found: dict[str, Any]) -> None:
+    decode = found["decode"]
+    assert decode["is_same"]
+    # 12 tokens of an answer, and all of the prompt or, of what was loaded, its last token.
+    assert decode["computed"]["alone"] == 211
+    assert decode["computed"]["second"] == 12
+    assert decode["in_band"] == 3
+
+
+def test_who_leaves_before_or_under_its_load_lets_go_in_band(found: dict[str, Any]) -> None:
+    assert found["decode"]["left"] == 0
+    assert found["released_by"] == {"in_band": 5, "abort": 1, "lease": 1}

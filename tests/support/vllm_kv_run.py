@@ -58,7 +58,7 @@ class Prefill:
             kv_transfer_config=KVTransferConfig(
                 kv_connector="RetainingConnector",
                 kv_connector_module_path="disconnect_watch.backends.hooks.vllm_kv",
-                kv_role="kv_producer",
+                kv_role="kv_both",
                 kv_connector_extra_config=extra,
             ),
         )
@@ -67,6 +67,18 @@ class Prefill:
         self.scheduler: Any = self.core.scheduler
         self.store: RetainedStore = self.scheduler.connector.store
         self.answers: dict[str, Any] = {}
+        self.num_computed: dict[str, int] = {}
+        self._schedule = self.scheduler.schedule
+        self.scheduler.schedule = self._count
+
+    def _count(self, *args: Any) -> Any:
+        """Note how many tokens each request is computed of."""
+        planned = self._schedule(*args)
+        for name, number in planned.num_scheduled_tokens.items():
+            # vLLM's own name of it is longer.
+            name = name.rpartition("-")[0]
+            self.num_computed[name] = self.num_computed.get(name, 0) + number
+        return planned
 
     @property
     def num_held(self) -> int:
@@ -105,6 +117,43 @@ class Prefill:
             self.step()
         assert not self.scheduler.requests
         return self.num_held
+
+
+def decode_by(node: Prefill) -> dict[str, Any]:
+    """The node decodes what it has prefilled, by the ticket; and is left by who waits for that."""
+
+    def ask(name: str, params: dict[str, Any] | None, num_tokens: int = 12) -> None:
+        sampling = SamplingParams(
+            max_tokens=num_tokens,
+            temperature=0,
+            ignore_eos=True,
+            extra_args={"kv_transfer_params": params} if params else None,
+        )
+        node.engine.add_request(name, {"prompt_token_ids": PROMPT}, sampling)
+
+    def tokens(name: str) -> list[int]:
+        while name not in node.answers or not node.answers[name].finished:
+            node.step()
+        return list(node.answers[name].outputs[0].token_ids)
+
+    ask("alone", None)
+    expected = tokens("alone")
+    node.finish("first")
+    ask("second", node.answers["first"].kv_transfer_params)
+    is_same = tokens("second") == expected
+    in_band = node.store.stats().num_released["in_band"]  # type: ignore[index]
+    left = node.run_until_free()
+
+    # Aborted in the queue, before its blocks were asked for; then with the load under way.
+    for num_steps in (0, 1):
+        name = f"prefilled-{num_steps}"
+        node.finish(name)
+        ask(f"leaves-{num_steps}", node.answers[name].kv_transfer_params)
+        for _ in range(num_steps):
+            node.step()
+        node.engine.abort_request([f"leaves-{num_steps}"])
+        left += node.run_until_free()
+    return {"is_same": is_same, "computed": node.num_computed, "in_band": in_band, "left": left}
 
 
 def main() -> None:
@@ -149,6 +198,8 @@ def main() -> None:
             decode.tombstone(ticket.address, "early", "alice")
             node.finish("early")
             found["early"] = {"left": node.run_until_free()}
+
+            found["decode"] = decode_by(node)
 
             node.finish("lapses")
             node.store.reap(node.store._clock() + 2 * node.store.lease_ns)

@@ -1,6 +1,6 @@
-"""vLLM as a prefill node: its finished blocks are retained, and let go of, by our protocol.
+"""vLLM as a prefill node, or a decode node, of ours: its blocks move by our protocol.
 
-A ``KVConnectorBase_V1`` for the producer's side. A request that asks for it in its
+A ``KVConnectorBase_V1`` for both sides. As a prefill node: a request that asks for it in its
 ``kv_transfer_params`` keeps its blocks when it has its last token; the answer's
 ``kv_transfer_params`` have the ticket, by which a decode node pulls, releases or holds as from a
 node of ours. In vLLM's words: ``request_finished`` delays the free, and ``get_finished`` names the
@@ -13,6 +13,12 @@ request once nobody needs its blocks any more. What was aborted before retains n
 
     {"prompt": ..., "max_tokens": 1, "kv_transfer_params":
         {"do_remote_decode": true, "owner": "alice", "request_id": "the proxy's own"}}
+
+As a decode node (``kv_consumer``, or ``kv_both``): a request whose ``kv_transfer_params`` are those
+of that answer has its blocks pulled beside the steps, and is scheduled when they are there; its
+lease is renewed meanwhile. If it is aborted, in the queue or under the transfer, the ticket is let
+go in band. What can't be pulled fails or is computed here, by vLLM's ``kv_load_failure_policy``. A
+prompt the beginning of which is cached here is computed from there on, and its ticket let go.
 
 ``extra_config`` may also have ``lease``, in seconds. Without ``do_remote_decode`` nothing is
 retained. ``request_id`` is what the proxy lets go of it by before it knows the ticket; vLLM's own
@@ -31,6 +37,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,22 +47,23 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
 )
 from vllm.v1.request import RequestStatus
 
+from disconnect_watch.backends.hooks.vllm_kv_loads import Layers, Loads
 from disconnect_watch.disagg import (
     Connector,
-    KVLayout,
-    KVMemory,
     LayoutError,
     Peer,
     PeerLostError,
     Reaper,
     RetainedFullError,
     RetainedStore,
+    Ticket,
     TransferMeta,
 )
-from disconnect_watch.disagg.tcp import TcpServer
+from disconnect_watch.disagg.tcp import TcpPeer, TcpServer
 from disconnect_watch.ports import bind
 
 __all__ = ["RetainingConnector"]
@@ -64,7 +72,7 @@ _logger = logging.getLogger("disconnect_watch.vllm")
 
 #: The memory of each engine of this process, by its id: the worker's side leaves it here for the
 #: scheduler's, which is made after it.
-_memories: dict[str, KVMemory] = {}
+_memories: dict[str, Layers] = {}
 
 
 class _Blocks(tuple[int, ...]):
@@ -74,49 +82,33 @@ class _Blocks(tuple[int, ...]):
 
 
 @dataclass
-class _Freed(KVConnectorMetadata):  # type: ignore[misc]  # where vLLM is not
-    """What the scheduler's side tells the worker's: whose blocks nobody needs any more."""
+class _Orders(KVConnectorMetadata):  # type: ignore[misc]  # where vLLM is not
+    """What the scheduler's side tells the worker's.
 
-    request_ids: set[str] = field(default_factory=set)
-
-
-class _Layers(KVMemory):
-    """Caches that are an array a layer, to be read from only.
-
-    Args:
-        layers: [num_blocks, layer_bytes * 2], uint8, one a layer.
+    Attributes:
+        freed: whose blocks nobody needs any more.
+        loads: by request, the ticket and the blocks that are for it.
+        cancelled: whose loads nobody waits for any more.
     """
 
-    def __init__(self, layers: Sequence[NDArray[np.uint8]]) -> None:
-        num_bytes = layers[0].shape[1]
-        if num_bytes % 2 or any(layer.shape != layers[0].shape for layer in layers):
-            raise LayoutError("caches of several shapes: they are not served")
-        self._layers = layers
-        # Of what is in a block nothing is known but its size.
-        self.layout = KVLayout(len(layers), 1, 1, num_bytes // 2, "float8_e4m3fn")
-
-    @property
-    def num_blocks(self) -> int:
-        return int(self._layers[0].shape[0])
-
-    def block(self, block_id: int) -> NDArray[np.uint8]:
-        copied = np.stack([layer[block_id] for layer in self._layers])
-        return copied.reshape(len(self._layers), 2, -1)
+    freed: set[str] = field(default_factory=set)
+    loads: dict[str, tuple[Ticket, list[int]]] = field(default_factory=dict)
+    cancelled: set[str] = field(default_factory=set)
 
 
 class _Retained:
     """The scheduler's side: a store, its timer, and the server that others reach it by."""
 
-    def __init__(self, config: Any, memory: KVMemory | None, num_blocks: int) -> None:
+    def __init__(self, config: Any, memory: Layers | None, num_blocks: int) -> None:
         host, _, port = str(config("listen", "127.0.0.1:0")).rpartition(":")
-        key = Path(str(config("key_file", ""))).read_bytes().strip()
+        key = _key_of(config)
         lease_ns = int(float(config("lease", 5.0)) * 1e9)
         self._lock = threading.Lock()
         self._freed: set[str] = set()
         self.store = RetainedStore(num_blocks, lease_ns, on_free=self._on_free)
         if memory is None:
             _logger.warning("the worker is another process: blocks can be released, not pulled")
-            memory = _Layers([np.zeros((0, 2), np.uint8)])
+            memory = Layers([np.zeros((0, 2), np.uint8)])
         self._reaper = Reaper(self.store)
         self._server = TcpServer(self.store, memory, bind(host, int(port)), key=key)
         self._connector = Connector(
@@ -158,10 +150,16 @@ class RetainingConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._engine_id = str(self._kv_transfer_config.engine_id)
+        self._config = self._kv_transfer_config.get_from_extra_config
         self._retained: _Retained | None = None
+        self._layers: Layers | None = None
+        self._loads = Loads(partial(TcpPeer, key=_key_of(self._config)))
+        self._orders = _Orders()
+        #: Requests whose ticket was used, or let go.
+        self._told: set[str] = set()
         if role is KVConnectorRole.SCHEDULER:
             self._retained = _Retained(
-                self._kv_transfer_config.get_from_extra_config,
+                self._config,
                 _memories.pop(self._engine_id, None),
                 kv_cache_config.num_blocks,
             )
@@ -177,15 +175,28 @@ class RetainingConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        return 0, False
+        """All of a prompt that another node has computed, unless some of it is cached here."""
+        ticket = _ticket_of(request)
+        # Once only: a preempted request computes anew.
+        if ticket is None or request.request_id in self._told:
+            return 0, False
+        if num_computed_tokens:
+            self._told.add(request.request_id)
+            self._loads.release(ticket)
+            return 0, False
+        return request.num_prompt_tokens, True
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Nothing is loaded here."""
+        ticket = _ticket_of(request)
+        if num_external_tokens and ticket is not None:
+            self._told.add(request.request_id)
+            self._orders.loads[request.request_id] = (ticket, list(blocks.get_block_ids()[0]))
 
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Keep the blocks of a prefill that has come to its end, not of one that was aborted."""
+        self._let_go(request)
         params = request.kv_transfer_params or {}
         is_whole = request.status is RequestStatus.FINISHED_LENGTH_CAPPED
         if not (params.get("do_remote_decode") and is_whole and block_ids):
@@ -196,26 +207,52 @@ class RetainingConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         assert self._retained is not None
-        return _Freed(self._retained.take_freed())
+        orders, self._orders = self._orders, _Orders()
+        orders.freed = self._retained.take_freed()
+        return orders
+
+    def _let_go(self, request: Any) -> None:
+        """Whoever ends has no use for its ticket any more, nor for its load."""
+        ticket = _ticket_of(request)
+        if ticket is None:
+            return
+        if request.request_id not in self._told:
+            self._loads.release(ticket)
+        elif self._orders.loads.pop(request.request_id, None) is not None:
+            # Told and not yet passed on; the worker is to say that it has ended, all the same.
+            self._orders.loads[request.request_id] = (ticket, [])
+        self._orders.cancelled.add(request.request_id)
+        self._told.discard(request.request_id)
 
     # The worker's side.
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         try:
-            _memories[self._engine_id] = _Layers([_bytes_of(each) for each in kv_caches.values()])
+            self._layers = Layers([_bytes_of(each) for each in kv_caches.values()])
+            _memories[self._engine_id] = self._layers
         except LayoutError as error:
             _logger.warning("blocks can be released, not pulled: %s", error)
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        metadata = self._get_connector_metadata()
-        assert isinstance(metadata, _Freed)
-        return metadata.request_ids or None, None
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        orders = self._get_connector_metadata()
+        assert isinstance(orders, _Orders)
+        for request_id in orders.cancelled:
+            self._loads.cancel(request_id)
+        ended, failed = self._loads.take_ended()
+        return KVConnectorTransferResults(
+            finished_sending=orders.freed, finished_recving=ended, failed_recving=failed
+        )
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Nothing is loaded here."""
+        """Begin what this step orders; it goes on beside the steps behind."""
+        orders = self._get_connector_metadata()
+        assert isinstance(orders, _Orders)
+        memory = self._layers or Layers([np.zeros((0, 2), np.uint8)])
+        for request_id, (ticket, block_ids) in orders.loads.items():
+            self._loads.start(request_id, ticket, memory, block_ids)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing is loaded here."""
+        """A request waits for all of its layers before it is scheduled."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
@@ -226,6 +263,7 @@ class RetainingConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
         """Blocks are read where they lie."""
 
     def shutdown(self) -> None:
+        self._loads.close()
         if self._retained is not None:
             self._retained.close()
 
@@ -238,6 +276,15 @@ def _bytes_of(cache: Any) -> NDArray[np.uint8]:
         raise LayoutError(f"cache of {list(cache.shape)} on {cache.device}: it is not in one piece")
     flat: NDArray[np.uint8] = cache.view(torch.uint8).numpy().reshape(cache.shape[0], -1)
     return flat
+
+
+def _key_of(config: Any) -> bytes:
+    return Path(str(config("key_file", ""))).read_bytes().strip()
+
+
+def _ticket_of(request: Any) -> Ticket | None:
+    params = request.kv_transfer_params or {}
+    return Ticket(**params["ticket"]) if params.get("do_remote_prefill") else None
 
 
 def _nobody_else(address: str) -> Peer:
