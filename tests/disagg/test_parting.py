@@ -380,6 +380,7 @@ def test_what_makes_no_sense_is_answered_by_the_first_node(
     response = post(proxy, GENERATE, {"text_input": PROMPT, "max_tokens": -1})
     assert response.status_code == 400
     assert "max_tokens" in response.json()["error"]
+    assert prefill.role.node.stats().num_tombstones == 0
     assert post(proxy, "/v1/models", {}).status_code == 405
 
 

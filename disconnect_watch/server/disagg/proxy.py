@@ -183,6 +183,8 @@ class PdProxy:
                     await send(_head(response))
                     async for data in response.content.iter_any():
                         await send({"type": "http.response.body", "body": data, "more_body": True})
+        except _Answered:
+            raise  # nobody works on it
         except BaseException:
             self._spawn(self._tell_nodes(asked))
             raise
