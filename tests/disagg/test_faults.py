@@ -22,7 +22,8 @@ STREAM = "/v2/models/tiny/generate_stream"
 @pytest.fixture(params=["shm", pytest.param("tcp", marks=pytest.mark.slow)])
 def processes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
     model = endless_model(tmp_path)
-    with cluster(tmp_path, model=model, transfer=request.param, lease=1.0) as found:
+    # A lease that no test waits for: whatever is free again was released.
+    with cluster(tmp_path, model=model, transfer=request.param, lease=3600) as found:
         yield found
 
 
@@ -91,9 +92,11 @@ def test_the_benchmark_measures_each_way() -> None:
 
 
 @pytest.mark.slow
-def test_random_instants_of_every_fault(tmp_path: Path) -> None:
+def test_faults_at_random_instants_leave_all_pools_as_they_were(tmp_path: Path) -> None:
     with cluster(tmp_path, lease=1.0) as found:
         injector = Injector(found, seed=3)
-        for fault in FAULTS:
+        # Those after which no process has to be started again.
+        for fault in ("client leaves", "decode SIGSTOP"):
+            assert fault in FAULTS
             observed = injector.inject(fault)
             assert observed.phase
