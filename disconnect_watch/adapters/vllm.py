@@ -10,8 +10,8 @@ or the middleware alone, which a request that is pipelined behind another may st
     vllm serve MODEL --middleware disconnect_watch.adapters.vllm.CancelOnDisconnect
 
 What is used of vLLM beyond its documented surface (0.32, held by ``tests/gateways/test_vllm.py``):
-``AsyncLLM.add_request``, ``app.state.engine_client``, ``request.state.request_metadata`` and, of
-the engine client, ``output_processor.external_req_ids``.
+``AsyncLLM.add_request``, ``app.state.engine_client``, ``request.state.request_metadata``, of the
+engine client ``output_processor.external_req_ids``, and of responses ``background_tasks``.
 """
 
 import asyncio
@@ -96,8 +96,12 @@ def _abort(scope: Scope) -> None:
     processor = getattr(engine, "output_processor", None)
     if metadata is None or engine is None or processor is None:
         return
-    # Of several prompts each has a number behind the request's id.
     name = metadata.request_id
+    # A response in the background is no longer its client's, and its task goes on.
+    responses = getattr(scope["app"].state, "openai_serving_responses", None)
+    if name in getattr(responses, "background_tasks", ()):
+        return
+    # Of several prompts each has a number behind the request's id.
     ids = [id_ for id_ in processor.external_req_ids if id_ == name or _is_part(id_, name)]
     if ids:
         logger.info("aborting %s in the engine, its handler has not", ", ".join(ids))
