@@ -9,9 +9,9 @@
 # Threads: any.
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact, PyFloat_FromDouble
-from cpython.list cimport PyList_CheckExact, PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
+from cpython.float cimport PyFloat_AsDouble, PyFloat_CheckExact, PyFloat_FromDouble
+from cpython.list cimport PyList_CheckExact
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 from cpython.unicode cimport PyUnicode_CheckExact
 from libc.math cimport isfinite
@@ -100,7 +100,7 @@ cdef object plain_tensor(entry):
         if overflow or dim < 1 or num_elements > MAX_ELEMENTS // dim:
             return None
         num_elements *= dim
-    if PyList_GET_SIZE(data) != num_elements:
+    if len(<list>data) != num_elements:
         return None
     laid_out = lay_out(kind, data, num_elements)
     if laid_out is None:
@@ -112,17 +112,17 @@ cdef object plain_tensor(entry):
 cdef bytes lay_out(Kind kind, list data, int64_t num_elements):
     cdef int size = 4 if kind == FP32 or kind == INT32 else 8
     cdef bytes laid_out = PyBytes_FromStringAndSize(NULL, num_elements * size)
-    cdef char *place = PyBytes_AS_STRING(laid_out)
+    cdef char *place = PyBytes_AsString(laid_out)
     cdef object element
     cdef double number
     cdef int64_t integer
     cdef int overflow = 0
     cdef int64_t at
     for at in range(num_elements):
-        element = <object>PyList_GET_ITEM(data, at)
+        element = data[at]
         if kind == FP32 or kind == FP64:
             if PyFloat_CheckExact(element):
-                number = PyFloat_AS_DOUBLE(element)
+                number = PyFloat_AsDouble(element)
             elif PyLong_CheckExact(element):
                 integer = PyLong_AsLongLongAndOverflow(element, &overflow)
                 if overflow or integer > MAX_EXACT or integer < -MAX_EXACT:
