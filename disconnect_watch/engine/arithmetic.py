@@ -61,7 +61,8 @@ class Arithmetic:
             rotary,
             kernels=kernels_for(self.device, backend=Backend.TRITON),
             flags=flags_on(self.device),
-            max_steps=config.device_steps,
+            # Room for what a launch draws: no row draws more than the model can read.
+            max_steps=min(config.device_steps, max_model_len),
             max_blocks=-(-max_model_len // config.block_size),
         )
 

@@ -113,13 +113,13 @@ def test_tokens_are_those_of_single_steps_and_of_torch() -> None:
     found = []
     for steps, arithmetic in ((STEPS, "triton"), (1, "triton"), (1, "torch")):
         engine = loop_engine(device_steps=steps, arithmetic=arithmetic)
-        begin(engine, 7)
-        engine.add_request(PROMPTS["bb"], params(6, seed=2**64 - 5, **drawn), request_id="drawn")
+        begin(engine, 5)
+        engine.add_request(PROMPTS["bb"], params(4, seed=2**64 - 5, **drawn), request_id="drawn")
         found.append({name: tokens_of(outputs) for name, outputs in run_to_end(engine).items()})
-        assert engine.stats().num_steps == (7 if steps == 1 else 1 + 2)
+        assert engine.stats().num_steps == (5 if steps == 1 else 1 + 1)
     assert found[0] == found[1] == found[2]
     for name, prompt in PROMPTS.items():
-        assert found[0][name] == dense_greedy(tiny_model(), prompt, 7)
+        assert found[0][name] == dense_greedy(tiny_model(), prompt, 5)
 
 
 def test_tokens_of_a_launch_are_told_in_order_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_who_ends_in_the_loop_is_out_with_the_same_step_and_others_keep_every_bi
     monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     calm = Watched(loop_engine(), monkeypatch)
-    begin(calm.engine, 9)
+    begin(calm.engine, 6)
     calm.engine.step()
     calm.engine.step()
 
@@ -153,7 +153,7 @@ def test_who_ends_in_the_loop_is_out_with_the_same_step_and_others_keep_every_bi
         is_leaver = name == "bb"
         engine.add_request(
             prompt,
-            params(9, seed=seed),
+            params(6, seed=seed),
             request_id=name,
             cancel=leaves if is_leaver else CancelToken(),
             time_limit=1.0 if is_leaver else None,
@@ -203,7 +203,7 @@ def test_who_ends_in_the_loop_is_out_with_the_same_step_and_others_keep_every_bi
     for name, more in run_to_end(engine).items():
         outputs[name] += more
     for name in ("a", "ccc"):
-        assert tokens_of(outputs[name]) == dense_greedy(tiny_model(), PROMPTS[name], 9)[1:]
+        assert tokens_of(outputs[name]) == dense_greedy(tiny_model(), PROMPTS[name], 6)[1:]
     assert engine.stats().num_blocks_available == engine.stats().num_blocks
 
 
@@ -299,25 +299,18 @@ def test_a_stop_string_is_found_behind_the_launch_and_the_rest_is_wasted(
 
 
 @pytest.mark.slow
-def test_a_full_cache_shortens_the_launch_and_sends_nobody_away() -> None:
-    """Three blocks of four tokens each, and no more to be had: nobody could draw eight."""
-    engine = loop_engine(
-        device_steps=8, num_blocks=9, max_model_len=12, enable_prefix_caching=False
-    )
-    prompts = {name: PROMPTS["a"] for name in "xyz"}
-    for name, prompt in prompts.items():
-        engine.add_request(prompt, params(9), request_id=name)
-    for outputs in run_to_end(engine).values():
-        assert tokens_of(outputs) == dense_greedy(tiny_model(), PROMPTS["a"], 9)
-    assert engine.stats().num_preemptions == 0
-    assert engine.stats().num_steps == 1 + 1
-
-    tight = loop_engine(device_steps=8, num_blocks=5, max_model_len=12, enable_prefix_caching=False)
+@pytest.mark.parametrize(("num_blocks", "num_steps"), [(4, 2), (3, 3)])
+def test_a_full_cache_shortens_the_launch_and_sends_nobody_away(
+    num_blocks: int, num_steps: int
+) -> None:
+    """Each needs two blocks of four tokens; who finds one draws what that holds first."""
+    engine = loop_engine(num_blocks=num_blocks, max_model_len=8, enable_prefix_caching=False)
     for name in "xy":
-        tight.add_request(PROMPTS["a"], params(5), request_id=name)
-    for outputs in run_to_end(tight).values():
+        engine.add_request(PROMPTS["a"], params(5), request_id=name)
+    for outputs in run_to_end(engine).values():
         assert tokens_of(outputs) == dense_greedy(tiny_model(), PROMPTS["a"], 5)
-    assert tight.stats().num_preemptions == 0
+    assert engine.stats().num_preemptions == 0
+    assert engine.stats().num_steps == num_steps
 
 
 def test_scores_that_are_no_numbers_fail_their_row_behind_what_was_drawn(
@@ -356,16 +349,16 @@ def test_a_step_with_a_prompt_is_a_single_one(monkeypatch: pytest.MonkeyPatch) -
 def test_logarithms_of_a_launch_are_those_of_single_steps() -> None:
     """Each to who asks for them; and the best of several are chosen by them."""
     found = []
-    for steps in (8, 1):
+    for steps in (STEPS, 1):
         engine = loop_engine(device_steps=steps)
         drawn = {"temperature": 1.0, "seed": 3}
-        engine.add_request(PROMPTS["a"], params(9, logprobs=2, **drawn), request_id="two")
-        engine.add_request(PROMPTS["a"], params(6, logprobs=0, **drawn), request_id="own")
-        engine.add_request(PROMPTS["a"], params(9, **drawn), request_id="none")
-        engine.add_request(PROMPTS["bb"], params(7, n=1, best_of=3, **drawn), request_id="best")
+        engine.add_request(PROMPTS["a"], params(5, logprobs=2, **drawn), request_id="two")
+        engine.add_request(PROMPTS["a"], params(3, logprobs=0, **drawn), request_id="own")
+        engine.add_request(PROMPTS["a"], params(4, **drawn), request_id="none")
+        engine.add_request(PROMPTS["bb"], params(4, n=1, best_of=2, **drawn), request_id="best")
         found.append(run_to_end(engine))
         # Siblings share all of the prompt but its last token, so a launch takes them, too.
-        assert engine.stats().num_steps == (9 if steps == 1 else 2)
+        assert engine.stats().num_steps == (5 if steps == 1 else 2)
     for name, singles in found[1].items():
         assert tokens_of(found[0][name]) == tokens_of(singles)
         ours, theirs = (
@@ -381,8 +374,8 @@ def test_logarithms_of_a_launch_are_those_of_single_steps() -> None:
             assert [of for _, of in given.top] == pytest.approx(
                 [of for _, of in expected.top], abs=1e-4
             )
-    assert [len(output.logprobs) for output in found[0]["two"]] == [1] * 9
-    assert [len(output.logprobs) for output in found[0]["none"]] == [0] * 9
+    assert [len(output.logprobs) for output in found[0]["two"]] == [1] * 5
+    assert [len(output.logprobs) for output in found[0]["none"]] == [0] * 4
 
 
 def test_streams_hear_the_tokens_of_a_launch_in_order(run: LoopRunner) -> None:
@@ -390,12 +383,12 @@ def test_streams_hear_the_tokens_of_a_launch_in_order(run: LoopRunner) -> None:
         engine = loop_engine()
         with EngineThread(engine) as thread:
             streams = [
-                await thread.submit(name, prompt, params(7)) for name, prompt in PROMPTS.items()
+                await thread.submit(name, prompt, params(5)) for name, prompt in PROMPTS.items()
             ]
             for stream, prompt in zip(streams, PROMPTS.values(), strict=True):
                 outputs = [output async for output in stream]
-                assert tokens_of(outputs) == dense_greedy(tiny_model(), prompt, 7)
-                assert [output.num_generated_tokens for output in outputs] == list(range(1, 8))
+                assert tokens_of(outputs) == dense_greedy(tiny_model(), prompt, 5)
+                assert [output.num_generated_tokens for output in outputs] == list(range(1, 6))
 
     run(main)
 
@@ -413,6 +406,16 @@ def test_blocks_that_the_launch_filled_can_be_found_by_the_next() -> None:
     assert tokens_of(outputs) == dense_greedy(tiny_model(), follow_up, 2)
 
 
+def test_a_launch_has_room_for_no_more_than_a_request_can_have() -> None:
+    engine = loop_engine(device_steps=10_000)
+    engine.add_request(PROMPTS["a"], params(4), request_id="a")
+    assert tokens_of(run_to_end(engine)["a"]) == dense_greedy(tiny_model(), PROMPTS["a"], 4)
+    decoder = engine._runner.decoder
+    assert isinstance(decoder, KernelDecoder)
+    [loop] = decoder._loops.values()
+    assert loop._state.drawn.shape == (1, engine.max_model_len)
+
+
 def test_it_needs_the_kernels() -> None:
     for arithmetic in ("auto", "native", "torch"):
         with pytest.raises(ValueError, match=r"device_steps is 8, which needs arithmetic 'triton'"):
@@ -423,7 +426,8 @@ def test_it_needs_the_kernels() -> None:
 
 def test_rows_beyond_the_batch_are_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors are for a power of two; what an error left there of a launch must not run on."""
-    watched = Watched(loop_engine(), monkeypatch)
+    steps = 2
+    watched = Watched(loop_engine(device_steps=steps), monkeypatch)
     engine = watched.engine
     kernels = watched.kernels
     latch, live = kernels.latch, []
@@ -439,14 +443,14 @@ def test_rows_beyond_the_batch_are_dead(monkeypatch: pytest.MonkeyPatch) -> None
     for index, token in enumerate(tokens):
         engine.add_request(PROMPTS["a"], params(20), request_id=f"r{index}", cancel=token)
     outputs = told(engine.step())
-    watched.at[2] = fail
+    watched.at[1] = fail
     # Then each by itself; nobody is guilty.
     collect(engine.step(), outputs)
-    assert [len(tokens_of(each)) for each in outputs.values()] == [1 + STEPS] * 4
+    assert [len(tokens_of(each)) for each in outputs.values()] == [1 + steps] * 4
     tokens[3].cancel(Reason.FIN)
     monkeypatch.setattr(kernels, "latch", on_latch)
     collect(engine.step(), outputs)
     assert live[0] == [1, 1, 1, 0]
     for index in range(3):
-        expected = dense_greedy(tiny_model(), PROMPTS["a"], 1 + 2 * STEPS)
+        expected = dense_greedy(tiny_model(), PROMPTS["a"], 1 + 2 * steps)
         assert tokens_of(outputs[f"r{index}"]) == expected
