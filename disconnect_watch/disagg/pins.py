@@ -67,14 +67,16 @@ class Pull(Pin):
     aborted at the end of a block that has not finished it.
     """
 
+    #: Whatever ends it was the decode node's word, be it only that it hung up.
+    end_kind = ReleaseKind.IN_BAND
+
     def finish(self) -> bool:
-        """The decode node has all of it: release in band. Idempotent.
+        """The decode node has all of it: release. Idempotent.
 
         Returns:
             Whether that is good: False if it was aborted, or the transfer released, before; what
             was copied is then not to be used.
         """
-        self.end_kind = ReleaseKind.IN_BAND
         return self.drop()
 
     def abort(self) -> bool:

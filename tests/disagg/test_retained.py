@@ -134,7 +134,7 @@ def test_a_pull_that_is_not_finished_lets_go(node: Node) -> None:
         assert not node.freed
     assert node.freed == [BLOCKS]
     assert not pull.finish()
-    assert node.store.release(transfer.id, "alice").kind is ReleaseKind.ABORT
+    assert node.store.release(transfer.id, "alice").kind is ReleaseKind.IN_BAND
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
