@@ -54,7 +54,7 @@ cdef Kind kind_of(str datatype) except? <Kind>0:
 
 
 def plain_inputs(document):
-    """The inputs of a request that says nothing but them and its id, if all are plain; else None."""
+    """The inputs of a request that says nothing but them and its id, if all are plain."""
     if type(document) is not dict:
         return None
     cdef dict members = document
