@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.command import FREE_PORTS
-from tests.support.fleet import ENDLESS, GENERATE, STREAM, Fleet, serving_fleet
+from tests.support.fleet import ENDLESS, GENERATE, START, STREAM, Fleet, serving_fleet
 from tests.support.net import wait_until
 from tests.support.serve import Client
 
@@ -105,7 +105,7 @@ def test_metrics_are_those_of_all_and_never_fall(fleet: Fleet, two: tuple[Client
     assert left > 0
     for pid in fleet.pids("frontend"):
         fleet.kill(pid)
-        wait_until(lambda: len(fleet.pids("frontend")) == 2)
+        wait_until(lambda: len(fleet.pids("frontend")) == 2, START)
     fleet.wait_until_whole()
     assert num_left(fleet) >= left
 

@@ -26,6 +26,9 @@ ENDLESS = {"text_input": "The class", "max_tokens": 100_000, "ignore_eos": True}
 #: that are the pid: none of what the dead left and others hold still.
 OWNERS_AT, NUM_RANGES, PID_MASK = 56, 1024, (1 << 22) - 1
 
+#: Seconds in which a process has started, torch and all, on a machine with ten times as much to do.
+START = 170.0
+
 
 class Fleet:
     """A supervisor, its engine and its frontends.
@@ -110,9 +113,9 @@ class Fleet:
 
     def wait_until_whole(self) -> None:
         """Wait until all its processes run and serve, and nothing is left of any request."""
-        wait_until(lambda: len(self.pids("frontend")) == 2 and len(self.pids("engine")) == 1)
         self.gate()
-        wait_until(self.can_generate)
+        wait_until(lambda: len(self.pids("frontend")) == 2 and len(self.pids("engine")) == 1, START)
+        wait_until(self.can_generate, START)
         wait_until(
             lambda: (
                 self.metric('dw_requests{state="waiting"}')
@@ -187,7 +190,7 @@ def serving_fleet(folder: Path, *options: str, **environment: str) -> Iterator[F
         gates = stack.enter_context(socket.socket(socket.AF_UNIX))
         gates.bind(str(path))
         gates.listen()
-        gates.settimeout(PATIENCE)
+        gates.settimeout(START)
         for name, value in {**environment, PATH: str(path)}.items():
             before = os.environ.get(name)
             os.environ[name] = value

@@ -254,6 +254,28 @@ def test_abort_and_view_are_answered() -> None:
     run(main)
 
 
+def test_a_side_that_ends_as_the_link_begins_is_gone() -> None:
+    # Symptom: the slots of a frontend that was killed as it started were never taken back.
+    async def main() -> None:
+        async with paired() as pair:
+            ours, theirs = socket.socketpair()
+            ours.close()
+            await pair.server.add(7, theirs)
+            await until(lambda: pair.drained == [7])
+            other = RemoteEngine(pair.backend.engine.tokenizer, name="tiny")
+            ours, theirs = socket.socketpair()
+            theirs.close()
+            await other.connect(ours)
+            await until(lambda: not other.is_ready)
+            with pytest.raises(EngineLostError, match="started again"):
+                await other.submit("r", "The class", ENDLESS, cancel=CancelToken())
+            assert await pair.connect(other) == 1
+            assert other.is_ready
+            other.close()
+
+    run(main)
+
+
 def test_each_frontend_hears_how_requests_of_all_ended() -> None:
     async def main() -> None:
         async with paired() as pair:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from disconnect_watch.server.fleet.channel import Channel, ChannelError
 from disconnect_watch.server.fleet.hub import Hub
+from disconnect_watch.server.fleet.links import Links
 from disconnect_watch.server.fleet.merge import MetricSum
 from disconnect_watch.server.frontend import ABORT_BURST
 from disconnect_watch.server.openai.responses.sqlite_store import SqliteStore
@@ -177,3 +178,26 @@ def test_who_waits_for_an_answer_hears_that_the_other_is_gone() -> None:
             await waits
 
     run(main)
+
+
+@pytest.mark.parametrize("is_drained_first", [False, True])
+def test_flags_wait_for_the_engine_in_whichever_order_the_news_comes(
+    is_drained_first: bool,
+) -> None:
+    # Symptom: slots of a killed frontend were never taken back, when the engine was the faster.
+    links = Links()
+    links.made(1)
+    links.made(2)
+    assert links.are_quiet()
+    if is_drained_first:
+        links.drained(1)
+        links.orphaned(1)
+    else:
+        links.orphaned(1)
+        assert not links.are_quiet()
+        links.drained(1)
+    assert links.are_quiet()
+    links.orphaned(2)
+    assert not links.are_quiet()
+    links.engine_ended()
+    assert links.are_quiet()

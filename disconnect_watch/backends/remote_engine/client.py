@@ -126,11 +126,16 @@ class RemoteEngine:
         if before is not None:
             before.close()
             self._lost(before)
-        # The link's own end must not be taken for that of the link after it.
         links: list[FrameLink] = []
-        link = await FrameLink.connect(sock, self._hear, lambda: self._lost(links[0]))
+
+        def lost() -> None:
+            if links:  # else it ended as it began
+                self._lost(links[0])
+
+        link = await FrameLink.connect(sock, self._hear, lost)
         links.append(link)
-        self._frames = link
+        if not link.is_lost:
+            self._frames = link
         self._connected.set()
 
     async def wait_connected(self) -> None:

@@ -122,6 +122,8 @@ class _Link:
         self._frames = await FrameLink.connect(sock, self._hear, self._lost)
         # So that the frontend knows at once what computes.
         self._frames.send(self._encoder.encode(Answers([], self._server.backend.stats())))
+        # A frontend that is killed as it starts may be gone by now.
+        self._forget_if_drained()
 
     def close(self) -> None:
         if self._frames is not None:

@@ -13,6 +13,7 @@ from disconnect_watch.errors import DisconnectWatchError
 from disconnect_watch.ports import listen
 from disconnect_watch.server.fleet.child import Child
 from disconnect_watch.server.fleet.hub import Hub
+from disconnect_watch.server.fleet.links import Links
 from disconnect_watch.server.fleet.setup import FleetSetup, Start
 from disconnect_watch.server.openai.responses.store import ResponseStore
 from disconnect_watch.token import flag_table
@@ -85,8 +86,7 @@ class Supervisor:
         self._born: dict[int, float] = {}
         self._num_short_lives: dict[int, int] = {}
         self._link_ids = itertools.count(1)
-        # Links of frontends that are gone, whose requests the engine still has.
-        self._undrained: set[int] = set()
+        self._links = Links()
         self._has_served = False
         self._stopping = asyncio.Event()
         self._failure: str | None = None
@@ -156,7 +156,7 @@ class Supervisor:
         elif name == "refused":
             child.refusal = body[0]
         elif name == "drained":
-            self._undrained.discard(body[0])
+            self._links.drained(body[0])
             self._reclaim()
         else:
             return await self._hub.answer(child, name, body)
@@ -178,6 +178,7 @@ class Supervisor:
         if engine is None or not engine.is_ready:
             return
         frontend.link_id = next(self._link_ids)
+        self._links.made(frontend.link_id)
         ours, theirs = socket.socketpair()
         with ours, theirs:
             engine.give(frontend.link_id, ours)
@@ -187,11 +188,11 @@ class Supervisor:
         del self._children[child.index]
         self._hub.forget(child)
         if child.index == ENGINE:
-            self._undrained.clear()
+            self._links.engine_ended()
             for other in self._children.values():
                 other.link_id = None
         elif child.link_id is not None:
-            self._undrained.add(child.link_id)
+            self._links.orphaned(child.link_id)
         self._reclaim()
         if self._stopping.is_set():
             return
@@ -219,5 +220,5 @@ class Supervisor:
 
     def _reclaim(self) -> None:
         """Take back the flags of the dead, when no step can touch them any more."""
-        if not self._undrained:
+        if self._links.are_quiet():
             self._table.reclaim()
