@@ -297,6 +297,9 @@ def test_requests_of_a_frontend_that_is_gone_end_and_it_is_told_when_all_have(ph
             pair.remote.close()
             await until(lambda: not pair.remote.is_ready)
             if hold is not None:
+                request = pair.backend.engine.find("r")
+                assert request is not None
+                await until(lambda: request.is_cancelled)  # the engine's side has noticed
                 # The step that runs still has its flag: nothing may be taken back yet.
                 assert pair.drained == []
                 hold.open()
