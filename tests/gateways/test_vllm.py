@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from disconnect_watch.testing import Way
+from disconnect_watch.testing import Way, http_request
 from disconnect_watch.testing.ways import part, parting_bytes
 from tests.support.http import request_bytes
 from tests.support.vllm_server import BEGINS_WITHIN, MODEL, VllmServer, vllm_server
@@ -123,8 +123,14 @@ def test_a_response_in_the_background_runs_on(server: VllmServer) -> None:
         client.sock.sendall(request_of("completions", stream=True))
         server.wait_until_runs(2)
     server.wait_until_runs(1)
+    path = f"/v1/responses/{created['response']['id']}"
     with server.client() as client:
-        client.post(f"/v1/responses/{created['response']['id']}/cancel")
+        # Many turns of the server's loop, in which an abort that came late would have come.
+        client.sock.sendall(request_of("completions", stream=False, max_tokens=500))
+        assert client.read_response()[0] == 200
+        client.sock.sendall(http_request("GET", path))
+        assert json.loads(client.read_response()[2])["status"] in ("queued", "in_progress")
+        client.post(f"{path}/cancel")
         assert client.read_response()[0] == 200
     server.wait_until_idle()
 
