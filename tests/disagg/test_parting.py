@@ -407,7 +407,7 @@ def test_without_a_decode_node_the_first_keeps_nothing(prefill: ThreadedNode) ->
 
 def test_the_lease_is_the_last_way(decode: ThreadedNode) -> None:
     """A proxy that keeps its connection, and sends the request nowhere."""
-    with node("prefill", lease=0.2) as prefill, prefill.prefilled(GENERATE, ENDLESS):
+    with node("prefill", lease=3.0) as prefill, prefill.prefilled(GENERATE, ENDLESS):
         wait_until(lambda: prefill.released(ReleaseKind.LEASE) == 1)
         wait_until_idle(prefill)
 
