@@ -99,9 +99,10 @@ def _has_read(prometheus: httpx.Client) -> bool:
 
 
 def ask(prometheus: httpx.Client, query: str) -> list[Any]:
-    answer = prometheus.get("/query", params={"query": query}).json()
-    if answer["status"] == "error" and answer["errorType"] == "unavailable":
-        return []  # while it starts
+    response = prometheus.get("/query", params={"query": query})
+    if response.status_code == 503:
+        return []  # it starts
+    answer = response.json()
     assert answer["status"] == "success", (query, answer)
     return list(answer["data"]["result"])
 
