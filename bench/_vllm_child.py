@@ -29,7 +29,7 @@ def main(model: str, dtype: str, num_seqs: int, max_model_len: int) -> None:
     os.dup2(2, 1)
     os.environ.update(DEFAULTS)
     # In the venv's own Python, which alone has it.
-    import vllm  # type: ignore[import-not-found]
+    import vllm
 
     llm = vllm.LLM(
         model,

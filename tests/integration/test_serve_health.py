@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from disconnect_watch.testing import LeavingClient, Way
-from tests.abort.cells import KINDS
+from tests.abort.kinds import KINDS
 from tests.abort.stages import stage_of, write_held_model
 from tests.support.gate import gated
 from tests.support.models import TIME_LIMIT, write_model
