@@ -7,12 +7,14 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from tritonclient.grpc import service_pb2  # type: ignore[import-untyped]
 
 from disconnect_watch import CancelToken, Reason
 from disconnect_watch.backends.infer import Code, InferError, InferRequest, InferTensor
+from disconnect_watch.backends.triton import Connecting, Endpoint, upstream
 from disconnect_watch.server import ServeOptions
 from disconnect_watch.testing import LeavingClient, Way
-from tests.support.net import until, wait_until
+from tests.support.net import PATIENCE, until, wait_until
 from tests.support.serve import Client, request_bytes
 from tests.support.triton import Gateway, TritonProcess, serving_gateway, shared_triton
 
@@ -123,6 +125,26 @@ def request_of(token: CancelToken, name: str) -> InferRequest:
 
 # These run on the gateway's loop: an event that gRPC has for a loop which is closed is reported
 # by whichever loop comes next (1.85).
+
+
+def test_a_triton_that_is_being_asked_is_let_go_of_at_once(
+    gateway: Gateway, small: TritonProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end was not told while the call was there, and by then the loop was closed."""
+    monkeypatch.setattr(upstream, "LAST_EVENT_WITHIN", PATIENCE / 2)
+
+    async def main() -> None:
+        other = upstream.Upstream(Endpoint("127.0.0.1", small.port), Connecting())
+        await other.wait_probed()
+        asking = asyncio.create_task(other.ask("ServerReady", service_pb2.ServerReadyRequest()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await other.close()
+        assert not other._following.cancelled()
+
+    gateway.on_loop(main())
 
 
 def test_a_token_ends_the_call_whatever_thread_it_is_set_from(

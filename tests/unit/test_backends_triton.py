@@ -1,6 +1,8 @@
 """How Tritons are named, and which headers go along with a call."""
 
 import asyncio
+from collections.abc import Generator
+from typing import Any
 
 import pytest
 from tritonclient.grpc import service_pb2  # type: ignore[import-untyped]
@@ -16,6 +18,7 @@ from disconnect_watch.backends.triton import (
 from disconnect_watch.backends.triton.fleet import Fleet
 from disconnect_watch.backends.triton.messages import message_of, response_of
 from disconnect_watch.backends.triton.upstream import Upstream
+from tests.support.net import until
 
 
 def test_endpoints_are_read_in_every_way_to_write_them() -> None:
@@ -127,6 +130,37 @@ def test_a_token_that_fired_just_before_its_call_was_known_cancels_it() -> None:
             assert upstream.num_outstanding == 1
         assert upstream.num_outstanding == 0
         await fleet.close()
+        await upstream.close()
+
+    asyncio.run(main())
+
+
+def test_an_ask_that_is_cancelled_ends_behind_the_last_event_of_its_call() -> None:
+    """One that ended before left its call, and so its connection, to a loop that was closed."""
+
+    class Asked(Call):
+        def __init__(self) -> None:
+            self.has_begun, self.last_event = False, asyncio.Event()
+
+        def __await__(self) -> Generator[Any, Any, bool]:
+            self.has_begun = True
+            return self.last_event.wait().__await__()
+
+    async def main() -> None:
+        upstream = Upstream(Endpoint("127.0.0.1", 1), Connecting())
+        call = Asked()
+        upstream.stub.ServerReady = lambda *_, **__: call
+        asking = asyncio.create_task(upstream.ask("ServerReady", None))
+        await until(lambda: call.has_begun)
+        asking.cancel()
+        await until(lambda: call.is_done or asking.done())
+        # What is to be done without the event is done.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not asking.done()
+        call.last_event.set()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
         await upstream.close()
 
     asyncio.run(main())

@@ -8,7 +8,7 @@ from typing import Any
 
 from disconnect_watch.backends.infer import Code, InferError, InferRequest
 from disconnect_watch.backends.sweeper import Sweeper
-from disconnect_watch.backends.triton.upstream import Upstream
+from disconnect_watch.backends.triton.upstream import Upstream, cancel_call
 from disconnect_watch.token import CancelToken
 
 __all__ = ["Fleet"]
@@ -88,7 +88,7 @@ class Fleet:
         try:
             # One that fired before it was among the live has rung for nobody.
             if token.cancelled:
-                _cancel(call)
+                cancel_call(call)
             yield
         finally:
             del self._live[call]
@@ -101,7 +101,7 @@ class Fleet:
         self._sweeper.remove(self._cancel_fired)
         await asyncio.get_running_loop().run_in_executor(None, self._sweeper.close)
         for call in tuple(self._live):
-            call.cancel()
+            cancel_call(call)
         await asyncio.gather(*(upstream.close() for upstream in self.upstreams))
 
     def _least(self, model: str, version: str | None, tried: Collection[Upstream]) -> Upstream:
@@ -124,14 +124,4 @@ class Fleet:
     def _cancel_fired(self) -> None:
         for call, token in tuple(self._live.items()):
             if token.cancelled:
-                _cancel(call)
-
-
-def _cancel(call: Any) -> None:
-    """Cancel a call that somebody awaits, who is told by gRPC's core as soon as it has ended.
-
-    ``call.cancel()`` also cancels what waits for the core. Its last event then comes to nobody,
-    and if the loop is closed by then, the call holds its connection for as long as the
-    process lives (1.85).
-    """
-    call._cancel("cancelled by its client")
+                cancel_call(call)

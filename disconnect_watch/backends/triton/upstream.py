@@ -19,14 +19,24 @@ from disconnect_watch.backends.models import UpstreamStats
 from disconnect_watch.backends.statistics import IndexEntry
 from disconnect_watch.backends.triton.endpoint import Connecting, Endpoint
 
-__all__ = ["Upstream"]
+__all__ = ["Upstream", "cancel_call"]
 
 #: Seconds for an answer of a Triton that does not have to work for it.
 ANSWER_WITHIN = 5.0
-#: Seconds for what gRPC still says of a channel that was closed.
+#: Seconds for what gRPC still says of a call that was cancelled or a channel that was closed.
 LAST_EVENT_WITHIN = 1.0
 
 _logger = logging.getLogger("disconnect_watch.gateway")
+
+
+def cancel_call(call: Any) -> None:
+    """Cancel a call that somebody awaits, who is told by gRPC's core as soon as it has ended.
+
+    ``call.cancel()`` also cancels what waits for the core. Its last event then comes to nobody,
+    and if the loop is closed by then, the call holds its connection for as long as the
+    process lives (1.85).
+    """
+    call._cancel("cancelled by its client")
 
 
 class Upstream:
@@ -81,13 +91,27 @@ class Upstream:
     async def ask(self, method: str, request: Any, *, within: float | None = None) -> Any:
         """Make a call of a short answer.
 
+        Who is cancelled meanwhile has it as soon as the call has ended, see ``cancel_call``.
+
         Args:
             within: seconds after which it is given up.
 
         Raises:
             aio.AioRpcError: it failed.
         """
-        return await getattr(self.stub, method)(request, metadata=self._metadata, timeout=within)
+        call = getattr(self.stub, method)(request, metadata=self._metadata, timeout=within)
+        answer = asyncio.ensure_future(call)
+        try:
+            return await asyncio.shield(answer)
+        except aio.AioRpcError as error:
+            raise error.with_traceback(None)  # noqa: B904 - it is the same
+        except asyncio.CancelledError:
+            cancel_call(call)
+            await asyncio.wait([answer], timeout=LAST_EVENT_WITHIN)
+            raise
+        finally:
+            # A channel has not ended while a call of it is there, were it only in a traceback.
+            del call, answer
 
     async def look_at_index(self) -> None:
         """Ask what it serves.
