@@ -67,11 +67,13 @@ def find(frontend: Frontend, model: str) -> Backend:
     """The backend that generates by a model; here names are written as they are.
 
     Raises:
-        UnknownModelError: there is none.
+        UnknownModelError: there is none, though one of tensors may have the name.
     """
     backend = frontend.backends.get(quote(model, safe=""))
     if backend is None:
-        raise UnknownModelError(f"the model '{cut(model)}' does not exist, see /v1/models")
+        raise UnknownModelError(
+            f"the model '{cut(model)}' does not exist, or cannot do this: see /v1/models"
+        )
     return backend
 
 

@@ -6,6 +6,7 @@ request goes to the input of its name, or to the model as a request parameter, a
 """
 
 import asyncio
+import codecs
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, nullcontext
 from typing import Any
@@ -171,6 +172,8 @@ async def _pieces(
         RequestError: it failed, or was cancelled.
     """
     ended_with: BaseException | None = None
+    # A model that works on bytes may part a character between two of its responses.
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
     frontend.begin(record)
     try:
         with frontend.ledger.deadline(record, seconds):
@@ -182,7 +185,9 @@ async def _pieces(
                         if tensor.name == "text_output":
                             record.first_output()
                             elements = tensor.to_numpy().reshape(-1).tolist()
-                            yield b"".join(elements).decode(errors="replace")
+                            yield decoder.decode(b"".join(elements))
+            if rest := decoder.decode(b"", final=True):
+                yield rest
     except InferError as error:
         ended_with = error
         raise failure_of(error, record.token, strict=False) from error
