@@ -107,7 +107,11 @@ class Channel:
         failed = []
         for family, address in addresses:
             self._replace(socket.socket(family, socket.SOCK_STREAM))
-            number = self._sock.connect_ex(address)
+            try:
+                number = self._sock.connect_ex(address)
+            except (OSError, ValueError) as error:  # it can be no address of that family
+                failed.append(f"{address}: {error}")
+                continue
             if number == errno.EINPROGRESS:
                 self._wait(select.POLLOUT)
                 number = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

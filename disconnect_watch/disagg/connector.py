@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-from disconnect_watch.disagg.errors import LayoutError, TransferCancelledError
+from disconnect_watch.disagg.errors import LayoutError, PeerLostError, TransferCancelledError
 from disconnect_watch.disagg.heartbeat import Heartbeat
 from disconnect_watch.disagg.kv import KVBlocks, KVMemory
 from disconnect_watch.disagg.records import Released, ReleaseKind, Ticket, Transfer, TransferMeta
@@ -101,7 +101,8 @@ class Connector:
         memory: that the blocks of the store are of.
         address: that others reach this node by, through a server of the transport's.
         dial: makes the ``Peer`` for another node's address. It is called once an address, and
-            may raise ``PeerLostError``.
+            may raise ``PeerLostError``, or ``ValueError`` for an address that is none: tickets come
+            from elsewhere, so that counts as lost, too.
 
     Threads: any. ``pull`` blocks the calling thread until the blocks are there: give it one
     beside the step loop.
@@ -218,7 +219,10 @@ class Connector:
             peer = self._peers.get(address)
         if peer is None:
             # Not under the lock: a node that does not answer must not hold up the others.
-            made = self._dial(address)
+            try:
+                made = self._dial(address)
+            except ValueError as error:
+                raise PeerLostError(str(error)) from error
             with self._lock:
                 peer = self._peers.setdefault(address, made)
                 is_closed = self._is_closed

@@ -152,7 +152,7 @@ class TcpPeer(RemotePeer):
     def _greet(self, channel: Channel) -> None:
         try:
             found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter of what can be no name of a host
             raise PeerLostError(f"look up {self._host}: {error}") from error
         channel.connect((family, address) for family, _, _, _, address in found)
         _tune(channel.sock)

@@ -13,6 +13,9 @@ from disconnect_watch.disagg import (
     PeerLostError,
     RetainedStore,
 )
+from disconnect_watch.disagg.shm import ShmPeer
+from disconnect_watch.disagg.tcp import TcpPeer
+from tests.disagg.nodes import KEY
 
 LAYOUT = KVLayout(num_layers=2, block_size=4, num_kv_heads=1, head_dim=2, dtype="float32")
 
@@ -50,6 +53,20 @@ def test_a_layout_of_no_size_or_type_is_refused() -> None:
 def test_blocks_that_are_none_of_the_memory_are_refused(block: int) -> None:
     with pytest.raises(LayoutError, match="0 to 2"):
         KVBlocks(KVMemory.empty(LAYOUT, 3), [0, block])
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["nowhere", "tcp://h:port", "tls://h:1", f"tcp://{'h' * 64}:1", f"shm:/{'h' * 200}"],
+)
+def test_what_is_no_address_is_a_node_that_is_lost(address: str) -> None:
+    def dial(address: str) -> TcpPeer | ShmPeer:
+        return ShmPeer(address) if address.startswith("shm:") else TcpPeer(address, key=KEY)
+
+    with Connector(RetainedStore(4, 1000), KVMemory.empty(LAYOUT, 4), dial=dial) as connector:
+        for _ in range(2):
+            with pytest.raises(PeerLostError):
+                connector.tombstone(address, "r", "alice")
 
 
 def test_who_cannot_be_dialled_is_not_remembered() -> None:

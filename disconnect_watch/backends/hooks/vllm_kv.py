@@ -51,7 +51,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.request import RequestStatus
 
-from disconnect_watch.backends.hooks.vllm_kv_loads import Layers, Loads
+from disconnect_watch.backends.hooks.vllm_kv_loads import Layers, Loads, ticket_of
 from disconnect_watch.disagg import (
     Connector,
     LayoutError,
@@ -283,8 +283,7 @@ def _key_of(config: Any) -> bytes:
 
 
 def _ticket_of(request: Any) -> Ticket | None:
-    params = request.kv_transfer_params or {}
-    return Ticket(**params["ticket"]) if params.get("do_remote_prefill") else None
+    return ticket_of(request.kv_transfer_params or {})
 
 
 def _nobody_else(address: str) -> Peer:

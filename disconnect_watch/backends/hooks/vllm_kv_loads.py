@@ -5,7 +5,9 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,12 +26,26 @@ from disconnect_watch.disagg import (
 )
 from disconnect_watch.token import CancelToken
 
-__all__ = ["Layers", "Loads"]
+__all__ = ["Layers", "Loads", "ticket_of"]
 
 _logger = logging.getLogger("disconnect_watch.vllm")
 
 #: Transfers, and releases, at the same time; who does not answer keeps one busy.
 MAX_TRANSFERS = 8
+
+
+def ticket_of(params: dict[str, Any]) -> Ticket | None:
+    """The ticket in a request's ``kv_transfer_params``; None if it has none, or what is none.
+
+    They are as the client sent them, and an exception would end vLLM's engine.
+    """
+    if not params.get("do_remote_prefill"):
+        return None
+    try:
+        return msgspec.convert(params.get("ticket"), Ticket)
+    except msgspec.ValidationError as error:
+        _logger.warning("a ticket that is none, its prompt is computed here: %s", error)
+        return None
 
 
 class Layers(KVMemory):
@@ -138,14 +154,15 @@ class Loads:
         except Exception:
             _logger.exception("load for %s", request_id)
         finally:
-            if is_failed:
-                # Also where no pull came about: nobody else would stop renewing its lease.
-                self._release(ticket)
+            # Before all else: its request and its blocks wait for that.
             with self._lock:
                 del self._tokens[request_id]
                 self._ended.add(request_id)
                 if is_failed:
                     self._failed.add(request_id)
+            if is_failed:
+                # Also where no pull came about: nobody else would stop renewing its lease.
+                self._release(ticket)
 
     def _release(self, ticket: Ticket) -> None:
         with suppress(PeerLostError):

@@ -81,10 +81,7 @@ class TcpTransport:
 
     def dial(self, address: str) -> Peer:
         """Reach another node."""
-        try:
-            return TcpPeer(address, key=self._key)
-        except ValueError as error:
-            raise PeerLostError(str(error)) from error
+        return TcpPeer(address, key=self._key)
 
 
 Transport = ShmTransport | TcpTransport
