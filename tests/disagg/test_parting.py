@@ -11,7 +11,7 @@ from disconnect_watch.disagg import ReleaseKind
 from disconnect_watch.server.disagg.messages import PREFILL_HEADER, Prefilled
 from tests.support.gate import gated
 from tests.support.http import Client
-from tests.support.net import PATIENCE, held_port, wait_until
+from tests.support.net import PATIENCE, held_port, unread_bytes, wait_until
 from tests.support.pd_threads import (
     OTHER_KEY,
     SERVICE_KEY,
@@ -254,21 +254,24 @@ def test_a_full_queue_of_the_decode_releases_in_band(prefill: ThreadedNode) -> N
         node("decode", max_num_seqs=1, max_queue=1) as decode,
         prefill.prefilled(GENERATE, ENDLESS) as found,
         ExitStack() as clients,
+        gated(decode.engine) as gate,
     ):
-        with gated(decode.engine) as gate:
-            key = {"authorization": f"Bearer {SERVICE_KEY}"}
-            others = [clients.enter_context(Client(decode.http.port)) for _ in range(3)]
-            for client in others[:1]:
-                client.post(GENERATE, {"text_input": "a", "max_tokens": 2}, **key)
-            gate.wait()
-            for client in others[1:]:
-                client.post(GENERATE, {"text_input": "a", "max_tokens": 2}, **key)
-            refused = clients.enter_context(Client(decode.http.port))
-            refused.post(GENERATE, ENDLESS, x_kv_ticket=found.header(), **key)
-            wait_until(lambda: decode.watcher.stats().num_armed == 4)
-            gate.open()
-        statuses = sorted(client.read_response()[0] for client in (*others, refused))
-        assert statuses == [200, 200, 503, 503]
+        key = {"authorization": f"Bearer {SERVICE_KEY}"}
+        first, *others = [clients.enter_context(Client(decode.http.port)) for _ in range(4)]
+        first.post(GENERATE, ENDLESS, **key)
+        gate.wait()
+        for client in others[:2]:
+            client.post(GENERATE, {"text_input": "a", "max_tokens": 2}, **key)
+        others[2].post(GENERATE, ENDLESS, x_kv_ticket=found.header(), **key)
+
+        def are_refused() -> bool:
+            gate.pass_steps(1)  # behind which the engine looks at who has come meanwhile
+            return sum(unread_bytes(client.sock) > 0 for client in others) == 2
+
+        wait_until(are_refused)
+        first.sock.close()
+        gate.open()
+        assert sorted(client.read_response()[0] for client in others) == [200, 503, 503]
         wait_until(lambda: prefill.role.node.stats().num_transfers == 0)
         assert not prefill.released(ReleaseKind.LEASE)
 

@@ -48,7 +48,7 @@ def test_who_leaves_it_cancels_its_call(
         client.post("/v1/completions", {"model": "says", "prompt": "please wait", "stream": stream})
         wait_until(lambda: any(each.first_ns for each in gateway.frontend.ledger.live()))
         (record,) = gateway.frontend.ledger.live()
-        assert small.of("begin", id=record.request_id)
+        small.wait_for("begin", id=record.request_id)
     wait_until(lambda: small.of("cancelled", id=record.request_id))
     wait_until(gateway.is_idle)
     assert gateway.frontend.outcomes == {("cancelled", "decode"): 1}
