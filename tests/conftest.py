@@ -39,9 +39,6 @@ settings.load_profile("steady")
 BEYOND_THE_CORE = [
     "abort",
     "clients",
-    "disagg/test_faults.py",
-    "disagg/test_nodes.py",
-    "disagg/test_parting.py",
     "disagg",
     "gateways",
     "gpu",
