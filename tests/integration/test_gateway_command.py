@@ -26,7 +26,7 @@ def test_it_serves_what_the_triton_has_until_it_is_told_to_end(small: TritonProc
     url = f"grpc://127.0.0.1:{small.port}"
     with running("--triton", url, "--grace", "0.3", command="gateway") as server:
         (said,) = [line for line in server.lines if line.startswith("serving ")]
-        assert said.startswith("serving fails, identity, stream, told, waits on http://127.0.0.1:")
+        assert said.startswith("serving fails, identity, says, stream, told, waits on http://127.")
         path = "/v2/models/stream/generate_stream"
         with Client(server.port) as client:
             client.post(path, {"INPUT0": 1, "then": "wait", "id": "left"})
