@@ -72,6 +72,9 @@ class Heartbeat:
                 is_there = self._extend(ticket)
             except PeerLostError:
                 is_there = None
+            except Exception:  # no file descriptor is left, say: the next renewal may have one
+                _logger.exception("renew a lease at %s", ticket.address)
+                is_there = None
             self._note(ticket, is_there)
 
     def _next(self) -> Ticket | None:

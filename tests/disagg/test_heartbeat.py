@@ -111,6 +111,28 @@ def test_one_who_fails_to_hear_of_it_keeps_no_others_from_being_renewed(
     assert "told" in caplog.text
 
 
+def test_a_renewal_that_fails_here_is_not_the_last(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    num_failed = 0
+
+    def extend(ticket: Ticket) -> bool:
+        nonlocal num_failed
+        if not num_failed:
+            num_failed = 1
+            raise OSError("no file descriptor is left")
+        return node.extend(ticket)
+
+    heartbeat = Heartbeat(extend)
+    try:
+        heartbeat.hold(ticket("a", 10**9), lambda _: None)
+        heartbeat.hold(ticket("b"), lambda _: None)
+        wait_until(lambda: node.num_calls.get(ticket("b"), 0) > 3)
+    finally:
+        heartbeat.close()
+    assert "no file descriptor is left" in caplog.text
+
+
 def test_a_connector_renews_what_it_holds_until_it_has_pulled_it() -> None:
     with rig("tcp") as nodes:
         transfer = nodes.retain()
