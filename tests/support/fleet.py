@@ -82,13 +82,13 @@ class Fleet:
 
     def hold(self) -> None:
         """Hold the engine in its next step; returns when it is there."""
-        gate = self.gate()
-        gate.sendall(b"h")
-        assert gate.recv(1) == b"h"
+        self.ask_to_hold()
+        self.wait_held()
 
     def ask_to_hold(self) -> None:
-        """As ``hold``, without waiting: ``wait_held`` does."""
+        """As ``hold``; no step that begins from now on ends, but ``wait_held`` waits for one."""
         self.gate().sendall(b"h")
+        assert self.gate().recv(1) == b"a"
 
     def wait_held(self) -> None:
         assert self.gate().recv(1) == b"h"

@@ -1,7 +1,7 @@
 """The engine's process of a fleet, held and let go by a test through a Unix socket.
 
-``h`` holds it in the next step, in front of its second layer, which it answers with ``h`` when it
-is there; ``o`` lets it go.
+``h`` holds it in the next step, in front of its second layer, which it answers with ``a`` at once
+and with ``h`` when it is there; ``o`` lets it go.
 """
 
 import os
@@ -33,6 +33,7 @@ def obey(sock: socket.socket, gate: Gate) -> None:
         while word := sock.recv(1):
             if word == b"h":
                 gate.hold()
+                sock.sendall(b"a")
                 gate.wait()
                 sock.sendall(b"h")
             else:
