@@ -297,11 +297,17 @@ class FrontendServer(uvicorn.Server):
     async def _accept(self) -> None:
         config = self.config
         for sock in self._listening:
+            while True:
+                try:
+                    again = sock.dup()
+                    break
+                except OSError:  # no file descriptor is left: not ours alone use them up
+                    await asyncio.sleep(TICK)
             server = await asyncio.get_running_loop().create_server(
                 lambda: config.http_protocol_class(  # type: ignore[call-arg]
                     config=config, server_state=self.server_state, app_state=self.lifespan.state
                 ),
-                sock=sock.dup(),
+                sock=again,
                 backlog=config.backlog,
             )
             self.servers.append(server)
@@ -311,7 +317,8 @@ class FrontendServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.crowd.on_full = self.crowd.on_room = lambda: None
         if self._accepting is not None:
-            await self._accepting
+            self._accepting.cancel()
+            await asyncio.wait([self._accepting])
         for sock in self._listening:
             sock.close()
         self._frontend.begin_drain()

@@ -1,5 +1,7 @@
 """A server that is full lets the next one wait, and loses nobody."""
 
+import errno
+import os
 import re
 import resource
 import signal
@@ -65,6 +67,32 @@ def test_a_server_that_is_full_again_while_it_begins_to_accept_stops_again() -> 
         http.loop.call_soon_threadsafe(leave_and_come)
         wait_until(lambda: server._accepting is not None and server._accepting.done())
         assert not server.servers
+
+
+class Scarce(socket.socket):
+    """A listening socket in a process that has no file descriptor left, for once."""
+
+    num_failures = 0
+
+    def dup(self) -> "Scarce":
+        if not self.num_failures:
+            self.num_failures += 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().dup()
+
+
+def test_a_server_without_a_descriptor_to_accept_by_tries_again() -> None:
+    with serving_frontend(Frontend(ScriptedBackend()), max_connections=1) as http:
+        server, port = http.server, http.port
+        assert isinstance(server, FrontendServer)
+        with Client(port) as client:
+            assert is_served(client)
+            (listening,) = server._listening
+            scarce = Scarce(fileno=listening.detach())
+            server._listening = [scarce]
+        with Client(port) as late:
+            assert is_served(late)
+        assert scarce.num_failures == 1
 
 
 def test_a_full_server_ends_as_any_other() -> None:

@@ -5,11 +5,12 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from disconnect_watch.server.fleet import supervisor
 from disconnect_watch.server.fleet.channel import Channel, ChannelError
 from disconnect_watch.server.fleet.hub import Hub
 from disconnect_watch.server.fleet.links import Links
@@ -201,3 +202,35 @@ def test_flags_wait_for_the_engine_in_whichever_order_the_news_comes(
     assert not links.are_quiet()
     links.engine_ended()
     assert links.are_quiet()
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    class Started:
+        """The child of a system that has no room for a process at first."""
+
+        pid, is_ready = 1, False
+
+        def __init__(self, *_: object, index: int, **__: object) -> None:
+            tried.append(index)
+            if len(tried) == 1:
+                raise OSError("no room for a process")
+            self.index = index
+
+        async def open(self, _: object) -> None:
+            pass
+
+    async def run() -> None:
+        monkeypatch.setattr(supervisor, "Child", Started)
+        monkeypatch.setattr(supervisor, "FIRST_DELAY", 0.0)
+        nothing = cast("Any", SimpleNamespace())
+        parent = supervisor.Supervisor(nothing, {}, SqliteStore(), lambda: None)
+        parent._born[0] = 0.0
+        await parent._start_again(0)
+        assert list(parent._children) == [0]
+        parent._children.clear()
+        await parent._hub.close()
+
+    asyncio.run(run())
+    assert tried == [0, 0]

@@ -58,7 +58,8 @@ class Child:
         self.pid = self._process.pid
         self._pidfd = os.pidfd_open(self.pid)
         packed = pickle.dumps(start)
-        self._control.sendall(len(packed).to_bytes(4, "little") + packed)
+        with contextlib.suppress(OSError):  # it has died, of which there is a notice
+            self._control.sendall(len(packed).to_bytes(4, "little") + packed)
         self._links.setblocking(False)
         self._loop.add_reader(self._pidfd, self._exited)
 

@@ -212,11 +212,23 @@ class Supervisor:
     async def _start_again(self, index: int) -> None:
         if time.monotonic() - self._born[index] > LONG_LIFE:
             self._num_short_lives[index] = 0
-        number = self._num_short_lives.get(index, 0)
-        self._num_short_lives[index] = number + 1
-        await asyncio.sleep(min(LAST_DELAY, FIRST_DELAY * 2**number))
-        if not self._stopping.is_set():
+        while not self._stopping.is_set():
+            number = self._num_short_lives.get(index, 0)
+            self._num_short_lives[index] = number + 1
+            await asyncio.sleep(min(LAST_DELAY, FIRST_DELAY * 2**number))
+            if self._stopping.is_set() or await self._is_started(index):
+                return
+
+    async def _is_started(self, index: int) -> bool:
+        """Start it; False if the system has no room for a process now."""
+        try:
             await self._start(index)
+        except OSError as error:
+            if index not in self._children:
+                logger.error("cannot start a process", extra={"index": index, "why": str(error)})
+                return False
+            # It has died at once, of which there is a notice.
+        return True
 
     def _reclaim(self) -> None:
         """Take back the flags of the dead, when no step can touch them any more."""
