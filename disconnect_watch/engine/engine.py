@@ -163,6 +163,8 @@ class Engine(EngineCore):
         params = params or SamplingParams()
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise ValueError(f"priority is {shown(priority)}, it must be an integer")
+        if not -(2**63) <= priority < 2**63:
+            raise ValueError(f"priority is {shown(priority)}, it must be in [-2**63, 2**63)")
         deadline_ns = None
         if time_limit is not None:
             if not 0 <= time_limit <= MAX_TIME_LIMIT:

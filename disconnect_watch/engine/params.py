@@ -30,7 +30,7 @@ class SamplingParams:
     """How tokens are sampled and when generation ends.
 
     Args:
-        max_tokens: tokens to generate at most, at least 1; the context may end it earlier.
+        max_tokens: tokens to generate at most, in [1, 2**63); the context may end it earlier.
         temperature: 0 takes the likeliest token; above, scores are divided by it first.
         top_p: keep the likeliest tokens whose probabilities add up to this, in (0, 1].
         top_k: keep that many of the likeliest tokens; 0 keeps all.
@@ -63,7 +63,14 @@ class SamplingParams:
     best_of: int | None = None
 
     def __post_init__(self) -> None:
-        _require("max_tokens", self.max_tokens, int, "at least 1", lambda v: v >= 1)
+        # Also what no context holds has to go between processes, and into tensors.
+        _require(
+            "max_tokens",
+            self.max_tokens,
+            int,
+            "at least 1, below 2**63",
+            lambda v: 1 <= v < 2**63,
+        )
         _require(
             "temperature",
             self.temperature,
@@ -91,10 +98,10 @@ class SamplingParams:
             "stop_token_ids",
             self.stop_token_ids,
             tuple,
-            f"a tuple of at most {MAX_STOP_TOKEN_IDS} token ids",
+            f"a tuple of at most {MAX_STOP_TOKEN_IDS} token ids below 2**63",
             lambda v: (
                 len(v) <= MAX_STOP_TOKEN_IDS
-                and all(isinstance(token, int) and token >= 0 for token in v)
+                and all(isinstance(token, int) and 0 <= token < 2**63 for token in v)
             ),
         )
         if self.logprobs is not None:

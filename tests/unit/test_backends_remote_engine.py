@@ -175,8 +175,9 @@ def test_refusals_are_those_of_the_engine() -> None:
             ):
                 with pytest.raises(ValueError, match=said):
                     await pair.submit("wrong", ENDLESS, prompt)
-            with pytest.raises(ValueError, match="priority is"):
-                await pair.submit("wrong", ENDLESS, priority=1 << 70)
+            for priority in (1 << 63, 1 << 70):
+                with pytest.raises(ValueError, match=f"priority is {priority}"):
+                    await pair.submit("wrong", ENDLESS, priority=priority)
             runs = await pair.submit("runs", ENDLESS)
             await anext(runs)
             waits = await pair.submit("waits", ENDLESS)

@@ -174,6 +174,8 @@ def test_neighbours_get_logprobs_only_if_they_want_them_and_as_many() -> None:
         {"stop_token_ids": [3]},
         {"stop_token_ids": (-1,)},
         {"stop_token_ids": (1,) * 1025},
+        {"stop_token_ids": (2**63,)},
+        {"max_tokens": 2**63},
         {"logprobs": -1},
         {"logprobs": 21},
         {"logprobs": True},
