@@ -11,7 +11,7 @@ import pytest
 
 from disconnect_watch.engine import Engine, Request, RequestOutput, SamplingParams
 from disconnect_watch.engine.outcome import Outcome, Sampled
-from disconnect_watch.engine.remote import KVLoad, RemotePrefill
+from disconnect_watch.engine.remote import KVLoad, RemotePrefill, prompt_digest
 from disconnect_watch.token import CancelToken, Reason
 from tests.support.engine import collect, make_engine, run_to_end, tokens_of
 
@@ -379,7 +379,7 @@ class Counted:
         self._release()
 
 
-@pytest.mark.parametrize("way", ["cached", "waiting", "first token"])
+@pytest.mark.parametrize("way", ["cached", "waiting", "first token", "another prompt"])
 def test_what_is_not_pulled_is_released_once(
     nodes: tuple[PrefillNode, DecodeNode], way: str
 ) -> None:
@@ -391,7 +391,11 @@ def test_what_is_not_pulled_is_released_once(
         run_to_end(decode.engine)
     remote = prefill.remote("a", prompt)
     release = Counted(remote.release)
-    remote = RemotePrefill(remote.first, remote.seed, pull=remote.pull, release=release)
+    remote = RemotePrefill(
+        remote.first, remote.seed, prompt_digest(prompt), pull=remote.pull, release=release
+    )
+    if way == "another prompt":  # of the same length
+        prompt = prompt_of(17)[1:]
     if way == "first token":
         params = SamplingParams(max_tokens=12, stop_token_ids=(remote.first.token_id,))
     cancel = CancelToken()
@@ -401,7 +405,7 @@ def test_what_is_not_pulled_is_released_once(
     outputs = run_to_end(decode.engine)["a"]
     assert release.num_calls == 1
     assert decode.engine.stats().num_loaded_tokens == 0
-    expected = {"cached": alone(prompt, GREEDY), "waiting": []}
+    expected = {"waiting": []} | dict.fromkeys(("cached", "another prompt"), alone(prompt, GREEDY))
     assert tokens_of(outputs) == expected.get(way, [remote.first.token_id])
 
 
