@@ -405,7 +405,9 @@ def test_what_is_not_pulled_is_released_once(
     outputs = run_to_end(decode.engine)["a"]
     assert release.num_calls == 1
     assert decode.engine.stats().num_loaded_tokens == 0
-    expected = {"waiting": []} | dict.fromkeys(("cached", "another prompt"), alone(prompt, GREEDY))
+    expected: dict[str, list[int]] = {"waiting": []} | dict.fromkeys(
+        ("cached", "another prompt"), alone(prompt, GREEDY)
+    )
     assert tokens_of(outputs) == expected.get(way, [remote.first.token_id])
 
 
