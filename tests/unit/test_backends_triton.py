@@ -18,7 +18,7 @@ from disconnect_watch.backends.triton import (
 from disconnect_watch.backends.triton.fleet import Fleet
 from disconnect_watch.backends.triton.messages import message_of, response_of
 from disconnect_watch.backends.triton.upstream import Upstream
-from tests.support.net import until
+from tests.support.net import PATIENCE, until
 
 
 def test_endpoints_are_read_in_every_way_to_write_them() -> None:
@@ -162,6 +162,18 @@ def test_an_ask_that_is_cancelled_ends_behind_the_last_event_of_its_call() -> No
         with pytest.raises(asyncio.CancelledError):
             await asking
         await upstream.close()
+
+    asyncio.run(main())
+
+
+def test_an_upstream_that_is_closed_as_a_probe_is_due_is_closed() -> None:
+    # Symptom: a gateway that did not end, where the state of a channel changed at that moment.
+    async def main() -> None:
+        upstream = Upstream(Endpoint("127.0.0.1", 1), Connecting(probe_seconds=1e6))
+        await until(lambda: upstream._is_due._waiters)  # type: ignore[attr-defined]
+        upstream._is_due.set()
+        async with asyncio.timeout(PATIENCE):
+            await upstream.close()
 
     asyncio.run(main())
 

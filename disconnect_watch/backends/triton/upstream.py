@@ -162,8 +162,10 @@ class Upstream:
             self._look_at_channel()
             if self.is_connected:
                 await self._probe()
+            # Not wait_for(), which until Python 3.12 took a cancel that came with the event for it.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_due.wait(), self._probe_seconds)
+                async with asyncio.timeout(self._probe_seconds):
+                    await self._is_due.wait()
 
     def _look_at_channel(self) -> grpc.ChannelConnectivity:
         state = self._channel.get_state(try_to_connect=True)

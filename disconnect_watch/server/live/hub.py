@@ -117,7 +117,8 @@ class LiveHub:
                     shown, num_unchanged = frame, 0
                     yield frame
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(ended.wait(), TICK)
+                    async with asyncio.timeout(TICK):
+                        await ended.wait()
         finally:
             token.remove_callback(leave)
             self._viewers.discard(ended)
