@@ -170,7 +170,7 @@ def test_an_upstream_that_is_closed_as_a_probe_is_due_is_closed() -> None:
     # Symptom: a gateway that did not end, where the state of a channel changed at that moment.
     async def main() -> None:
         upstream = Upstream(Endpoint("127.0.0.1", 1), Connecting(probe_seconds=1e6))
-        await until(lambda: upstream._is_due._waiters)  # type: ignore[attr-defined]
+        await until(lambda: upstream._is_due._waiters)
         upstream._is_due.set()
         async with asyncio.timeout(PATIENCE):
             await upstream.close()
