@@ -105,10 +105,12 @@ class Fleet:
 
     def kill(self, pid: int) -> None:
         """Kill a process, and wait until it is gone."""
-        if pid in self.pids("engine") and self._gate is not None:
+        is_engine = pid in self.pids("engine")
+        os.kill(pid, signal.SIGKILL)
+        # Not before: an engine whose gate is closed goes on.
+        if is_engine and self._gate is not None:
             self._gate.close()
             self._gate = None
-        os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
     def wait_until_whole(self) -> None:
