@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -10,10 +11,6 @@ import pytest
 
 import disconnect_watch as dw
 from disconnect_watch import _core
-from disconnect_watch.adapters import _fast as adapters_fast
-from disconnect_watch.aio import _fast
-from disconnect_watch.backends import _fast as backends_fast
-from disconnect_watch.server.v2 import _fast as v2_fast
 
 PACKAGE = Path(dw.__file__).parent
 
@@ -84,13 +81,14 @@ def test_public_module_has_a_docstring_and_says_what_it_exports(path: Path) -> N
     assert "__all__" in assigned or path.name.startswith("_"), f"{path} has no __all__"
 
 
-@pytest.mark.parametrize(
-    "compiled",
-    [_core, _fast, adapters_fast, backends_fast, v2_fast],
-    ids=lambda module: str(module.__name__),
-)
-def test_stub_names_what_the_compiled_module_has(compiled: ModuleType) -> None:
-    name = compiled.__name__.removeprefix("disconnect_watch.")
+COMPILED = ["_core", "aio._fast", "adapters._fast"]
+if find_spec("starlette"):  # else these can't be imported
+    COMPILED += ["backends._fast", "server.v2._fast"]
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_stub_names_what_the_compiled_module_has(name: str) -> None:
+    compiled = importlib.import_module(f"disconnect_watch.{name}")
     stub = ast.parse((PACKAGE / f"{name.replace('.', '/')}.pyi").read_text())
     declared: dict[str, set[str] | None] = {}
     for node in stub.body:
