@@ -132,7 +132,7 @@ def counts_of_page(text: str) -> ServerCounts | None:
         ValueError: it is no page of metrics.
     """
     page = _Page(text)
-    for source in (_ours, _vllm, _sglang, _tgi, _llama_cpp, _triton):
+    for source in (_ours, _other, _triton):
         if (counts := source(page)) is not None:
             return counts
     return None
@@ -159,53 +159,37 @@ def _ours(page: _Page) -> ServerCounts | None:
 # cancelled as successes or not at all, depending on the version. What is there of the moment, and
 # the tokens, does not lie.
 
-
-def _vllm(page: _Page) -> ServerCounts | None:
-    running = page.total("vllm:num_requests_running")
-    if running is None:
-        return None
-    return ServerCounts(
-        num_waiting=page.total("vllm:num_requests_waiting"),
-        num_running=running,
-        num_tokens=page.total("vllm:generation_tokens_total"),
-        source="vLLM",
-    )
-
-
-def _sglang(page: _Page) -> ServerCounts | None:
-    running = page.total("sglang:num_running_reqs")
-    if running is None:
-        return None
-    return ServerCounts(
-        num_waiting=page.total("sglang:num_queue_reqs"),
-        num_running=running,
-        num_tokens=page.total("sglang:generation_tokens_total"),
-        source="SGLang",
-    )
+#: By the server: its metrics of who runs, who waits, and the tokens that were generated.
+_NAMES = {
+    "vLLM": (
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:generation_tokens_total",
+    ),
+    "SGLang": (
+        "sglang:num_running_reqs",
+        "sglang:num_queue_reqs",
+        "sglang:generation_tokens_total",
+    ),
+    "TGI": ("tgi_batch_current_size", "tgi_queue_size", "tgi_request_generated_tokens_sum"),
+    "llama.cpp": (
+        "llamacpp:requests_processing",
+        "llamacpp:requests_deferred",
+        "llamacpp:tokens_predicted_total",
+    ),
+}
 
 
-def _tgi(page: _Page) -> ServerCounts | None:
-    running = page.total("tgi_batch_current_size")
-    if running is None:
-        return None
-    return ServerCounts(
-        num_waiting=page.total("tgi_queue_size"),
-        num_running=running,
-        num_tokens=page.total("tgi_request_generated_tokens_sum"),
-        source="TGI",
-    )
-
-
-def _llama_cpp(page: _Page) -> ServerCounts | None:
-    running = page.total("llamacpp:requests_processing")
-    if running is None:
-        return None
-    return ServerCounts(
-        num_waiting=page.total("llamacpp:requests_deferred"),
-        num_running=running,
-        num_tokens=page.total("llamacpp:tokens_predicted_total"),
-        source="llama.cpp",
-    )
+def _other(page: _Page) -> ServerCounts | None:
+    for source, (running, waiting, tokens) in _NAMES.items():
+        if (num_running := page.total(running)) is not None:
+            return ServerCounts(
+                num_waiting=page.total(waiting),
+                num_running=num_running,
+                num_tokens=page.total(tokens),
+                source=source,
+            )
+    return None
 
 
 def _triton(page: _Page) -> ServerCounts | None:
